@@ -5,8 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+TEXT = (
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "gemma",
+    "mixtral",
+    "mixtral, grouped",
+    "olmoe",
+    "bert",
+    "t5",
+    "bart",
+    "mamba",
+)
+IMAGES = ("vit", "convnext", "resnet")
+"""Families of transformers."""
 KINDS = "neaptide_toolkit.testing.kinds"
 ROWS = 8
 
@@ -27,6 +44,21 @@ def _gpt(layers: int, width: int, context: int) -> dict[str, Any]:
     }
 
 
+def _recurrent(kind: str, **options: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": "planning.models:recurrent", "options": {"kind": kind, **options}},
+        "data": {"name": f"{KINDS}:sequences"},
+    }
+
+
+def _family(name: str) -> dict[str, Any]:
+    data = "images" if name in IMAGES else "tokens"
+    return {
+        "model": {"name": "planning.models:family", "options": {"name": name}},
+        "data": {"name": f"planning.models:{data}"},
+    }
+
+
 MODELS = {
     "byte-gpt, 4 x 192": _gpt(4, 192, 128),
     "byte-gpt, 6 x 384": _gpt(6, 384, 128),
@@ -39,6 +71,11 @@ MODELS = {
     "convolutions, 4 x 16": _kind("convolutions", "images", layers=4, width=16),
     "convolutions, 8 x 32": _kind("convolutions", "images", layers=8, width=32),
     "mixture of experts, 2 x 128": _kind("experts", "sequences", layers=2, width=128),
+    "RNN": _recurrent("RNN"),
+    "GRU": _recurrent("GRU"),
+    "LSTM": _recurrent("LSTM"),
+    "LSTM, bidirectional": _recurrent("LSTM", bidirectional=True),
+    **{name: _family(name) for name in (*TEXT, *IMAGES)},
 }
 _STREAMED = {"resident": 0}
 STACKS: dict[str, dict[str, Any]] = {
@@ -54,6 +91,9 @@ STACKS: dict[str, dict[str, Any]] = {
 WITHOUT_BLOCKS = {"LSTM, 2 x 256"}
 """Models that have no repeated blocks to stream or to compute again."""
 
+OTHERS = {"RNN", "GRU", "LSTM", "LSTM, bidirectional", *TEXT, *IMAGES}
+STACKS_OF_OTHERS = ("none", "mixed-precision")
+
 
 def cases() -> list[tuple[str, str]]:
     """Return every model with every set of plugins that it can have."""
@@ -63,6 +103,7 @@ def cases() -> list[tuple[str, str]]:
         for model in MODELS
         for stack in STACKS
         if not (model in WITHOUT_BLOCKS and stack in needs_blocks)
+        and not (model in OTHERS and stack not in STACKS_OF_OTHERS)
     ]
 
 
@@ -75,6 +116,7 @@ def settings(model: str, stack: str, device: str) -> dict[str, Any]:
 def main() -> None:
     """Train the configuration that the arguments give; print the bytes that it took, as JSON."""
     device, given = sys.argv[1:]
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # configurations name `planning.models`
     if device == "cuda":
         import simulated_gpu  # noqa: F401, PLC0415 - it comes before torch
     print(json.dumps(_measured(json.loads(given), device)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from probes.checks import first_line
 
 from neaptide_toolkit.machine.facts import memory
+from neaptide_toolkit.machine.meter import high_water
 from scaling.configurations import GIGA, Configuration
 from scaling.decoder import batch_of
 from scaling.needed_bytes import device as device_bytes
@@ -175,5 +175,5 @@ def peaks(device: torch.device) -> dict[str, int | None]:
     return {
         "peak_device_bytes": torch.cuda.max_memory_allocated(device) if gpu else None,
         "reserved_device_bytes": torch.cuda.max_memory_reserved(device) if gpu else None,
-        "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_host_bytes": high_water(),
     }

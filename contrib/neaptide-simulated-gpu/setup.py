@@ -18,6 +18,8 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 TRIED = "2.13.0"
+COMPILERS = ("g++", "c++", "clang++")
+"""What is looked for where CXX names none."""
 # NDEBUG as torch's own build has it: the layout of some of its classes depends on it.
 FLAGS = [
     "-O1",
@@ -51,12 +53,14 @@ def torch_folder() -> Path:
 
 
 def compiler() -> str:
-    """Return the C++ compiler: the one that CXX names, or g++."""
-    wanted = os.environ.get("CXX", "g++")
-    found = shutil.which(wanted)
-    if found is None:
-        stop(f"no C++ compiler {wanted!r} is on PATH; name one by CXX")
-    return found
+    """Return the C++ compiler: the one that CXX names, or the first that is on PATH."""
+    named = os.environ.get("CXX")
+    for wanted in [named] if named else COMPILERS:
+        if found := shutil.which(wanted):
+            return found
+    if named:
+        stop(f"there is no C++ compiler {named!r}, which CXX names: unset CXX, or correct it")
+    stop(f"no C++ compiler is on PATH ({', '.join(COMPILERS)}): install one, or name one by CXX")
 
 
 def cached(sources: list[Path]) -> Path:

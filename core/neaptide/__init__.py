@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from .run.signals import Interrupted, stop_on_signals
     from .run.trainer import HybridTrainer
 
+    plan: Any  # see `__getattr__`
+
 # Imported on first use (PEP 562): a manifest or a config check must not import torch.
 _HOME = {
     "api.memory": "Ledger",
@@ -144,12 +146,15 @@ __all__ = [
     "WrongCheckpointError",
     "field",
     "hookimpl",
+    "plan",
     "stop_on_signals",
     "structure_options",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plan":  # the function of the planner that is installed
+        return import_module(".plugin", __name__).sole("neaptide.planners").plan
     if name not in _MODULE:
         raise attribute(__name__, name, ImportError)
     return getattr(import_module(f".{_MODULE[name]}", __name__), name)

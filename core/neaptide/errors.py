@@ -7,6 +7,8 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
+from neaptide.text import visible
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -81,6 +83,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or re.search(texts, text_of(error)) is not None
 
 
+def ends(error: BaseException) -> bool:
+    """Return whether `error` ends a process, a task or a generator, so that nobody may keep it."""
+    tasks = sys.modules.get("asyncio")
+    kinds = (KeyboardInterrupt, SystemExit, GeneratorExit)
+    return isinstance(error, kinds if tasks is None else (*kinds, tasks.CancelledError))
+
+
 def text_of(error: object) -> str:
     """Return `str(error)`. The class may be a stranger's, whose `__str__` raises."""
     try:
@@ -90,8 +99,9 @@ def text_of(error: object) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and text as one line."""
-    return f"{type(error).__name__}: {' '.join(text_of(error).split())}".removesuffix(": ")
+    """Return an error's type and text as one line, `visible`."""
+    text = " ".join(text_of(error).split())
+    return visible(f"{type(error).__name__}: {text}".removesuffix(": "))
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:

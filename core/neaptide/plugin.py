@@ -53,6 +53,7 @@ _FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda v: isinstance(v, tuple) and all(isinstance(one, dict) for one in v),
         "a tuple of dicts",
     ),
+    "dry_run": (lambda value: isinstance(value, dict), "a dict"),
     "presets": (_dict_of(dict), "a dict of dicts"),
     "converts": (_dict_of(str), "a dict of strings"),
     "numerics": (lambda v: v in get_args(Numerics), f"one of {', '.join(get_args(Numerics))}"),
@@ -111,6 +112,8 @@ class PluginSpec:
     search_space: tuple[dict[str, Any], ...] = ()
     """Settings with which a planner may use the plugin, as tables of a configuration, such as
     `{"plugins": {"ema": {"decay": 0.9}}}`. The first is the first choice."""
+    dry_run: dict[str, Any] = attrs.field(factory=dict)
+    """The plugin's own settings in a dry run: the same memory, and a jump after few updates."""
     numerics: Numerics = "exact"
     """`exact`: the plugin changes no bit of the weights; `tolerance`: it may, within `rtol`."""
     rtol: float = 0.0

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide.checkpoint import TensorItem
-from neaptide.checkpoint.recovery import sync_directory, temporary_of
+from neaptide.checkpoint.recovery import temporary_of
 from neaptide.checkpoint.safetensors_stream import write_tensors
 from neaptide.errors import CheckpointError
+from neaptide.io.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -75,9 +76,9 @@ def export(
             _write(temporary / name, shard, aliases)
         if len(shards) > 1:
             _write_index(temporary / INDEX, shards)
-        sync_directory(temporary)
+        Folder(temporary).sync()
         temporary.rename(directory)
-        sync_directory(directory.parent)
+        Folder(directory.parent).sync()
     except OSError as error:
         way_out = "free space" if error.errno in _FULL else "check the disk and its permissions"
         msg = f"cannot export to {directory}: {error.strerror}; {way_out}, or export elsewhere"

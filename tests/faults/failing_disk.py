@@ -55,7 +55,8 @@ def attempt(shim: Any, directory: Path, at: int, error: int, mode: int) -> dict[
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        shim.fault_arm(str(directory).encode(), at, error, mode)
+        # The run's directory is opened in its parent.
+        shim.fault_arm(str(directory.parent).encode(), at, error, mode)
         result = ended(directory)
         os.write(writing, json.dumps([result, shim.fault_count()]).encode())
         os._exit(0)
@@ -70,7 +71,8 @@ def attempt(shim: Any, directory: Path, at: int, error: int, mode: int) -> dict[
 
 
 def sweep(shim: Any, root: Path, start: str, error: str, mode: str, stride: int) -> None:
-    directory, at = root / "run", 1
+    directory, at = root / "place/run", 1
+    directory.parent.mkdir(exist_ok=True)
     while True:
         if start == "resumed":
             shutil.copytree(root / "template", directory)

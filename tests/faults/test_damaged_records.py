@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from neaptide import HybridTrainer
+
 SAVED, STOPPED, STEPS = 8, 10, 12
 """The update of the newest checkpoint, the last update before the run died, and the last one."""
 NAMES = ("steps.csv", "metrics.jsonl", "events.jsonl")
@@ -31,12 +33,18 @@ class Died(BaseException):
     """The run died."""
 
 
-def fit(directory: Path, *, resume: Any = None, dies_after: int = 0, saves: int = 4) -> Any:
-    """Train a run that says something with and without a step."""
-    seed_all(0)
+def made(directory: Path, saves: int = 4) -> tuple[HybridTrainer, list[Any]]:
     run = {"dir": str(directory), "checkpoint_every": saves, "keep": 0, "log_every": 1}
     config = {"run": run, "train": {"steps": STEPS}, "plugins": {"int8": {}}}
-    trainer, batches = tiny_trainer({**config, "eval": {"every": 4}})
+    return tiny_trainer({**config, "eval": {"every": 4}})
+
+
+def fit(
+    directory: Path, *, resume: Any = None, dies_after: int = 0, saves: int = 4, validates: int = 0
+) -> Any:
+    """Train a run that says something with and without a step."""
+    seed_all(0)
+    trainer, batches = made(directory, saves)
 
     def observe(result: Any, _: Any) -> None:
         trainer.run.log.info("seen", step=result.step)
@@ -46,7 +54,8 @@ def fit(directory: Path, *, resume: Any = None, dies_after: int = 0, saves: int 
             raise Died
 
     with trainer:
-        return trainer.fit(batches, validation=batches[:1], observe=observe, resume=resume)
+        validation = batches[validates : validates + 1]
+        return trainer.fit(batches, validation=validation, observe=observe, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +211,37 @@ def test_where_nothing_is_lost_nothing_is_told(
     assert expected == fit(run, resume="auto")["digest"]
     assert [*range(1, STEPS + 1)] == steps(path)
     fit(run, resume="auto")
+    assert [] == told(caplog)
+
+
+def test_a_checkpoint_that_is_saved_where_it_was_loaded_knows_the_records_there(
+    run: Path, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, batches = made(run)
+    checkpoint = run / "checkpoints" / f"step-0000000{SAVED}"
+    with trainer:
+        trainer.load(checkpoint)
+        for _ in range(2):  # from the state of a new process, and two updates later
+            trainer.save(checkpoint)
+            assert SAVED == known(run, "steps.csv") == steps(run / "steps.csv")[-1]
+            for batch in batches[:2]:
+                trainer.step(batch)
+            trainer.load(checkpoint)
+    assert expected == fit(run, resume="auto")["digest"]
+    assert [] == told(caplog)
+
+
+def test_an_evaluation_on_other_data_is_no_damage(
+    run: Path, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses = set()
+    for validates in (0, 1, 2, 1):
+        summary = fit(run, resume="auto", validates=validates)  # saves and evaluates once more
+        assert expected == summary["digest"]
+        losses.add(summary["val_loss"])
+        found = [line for line in lines(run / "metrics.jsonl") if '"val_loss"' in line]
+        assert [4, 8, 12] == [json.loads(line)["step"] for line in found]
+    assert 3 == len(losses)
     assert [] == told(caplog)
 
 

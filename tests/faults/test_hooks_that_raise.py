@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from bombs import DYNAMICS, Bomb, bombed
 from support import CYCLE, plugin_with, some, stranger
 
 from neaptide import HybridTrainer, hookimpl
@@ -33,7 +34,6 @@ ASSEMBLY = {
     "provide_parameters",
     "register_kernels",
 }
-DYNAMICS = {"forecast": {"claims": {"dynamics"}}, "propose_update": {"claims": {"predictor"}}}
 AROUND = [hook for hook in HOOKS if hook.startswith("around_")]
 OBSERVABLE = [
     hook
@@ -52,48 +52,6 @@ class StopError(BaseException):
 
 
 ERRORS = (BoomError, MemoryError, KeyboardInterrupt, StopError)
-
-
-class Bomb:
-    """Raises at the n-th call, once."""
-
-    def __init__(self, kind: type[BaseException], at: int) -> None:
-        self.error = kind()
-        self._left = at
-
-    def tick(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise self.error
-
-    @property
-    def went_off(self) -> bool:
-        return self._left <= 0
-
-
-def broken(hook: str, bomb: Bomb, **manifest: Any) -> PluginSpec:
-    """Return a plugin that raises in `hook`, in its middleware where it returns one."""
-
-    def plain(self: Any) -> None:
-        bomb.tick()
-
-    def wrapping(self: Any) -> Any:
-        def middleware(following: Any, **arguments: Any) -> Any:
-            value = following(**arguments)
-            bomb.tick()
-            return value
-
-        return middleware
-
-    def folding(self: Any, ledger: Any) -> Any:
-        bomb.tick()
-        return ledger
-
-    implementation: Any = wrapping if hook in AROUND else plain
-    implementation = folding if hook == "estimate_memory" else implementation
-    implementation.__name__ = hook
-    cls = plugin_with(**{hook: hookimpl(implementation)})
-    return stranger(cls, "broken", **DYNAMICS.get(hook, {}), **manifest)
 
 
 def witness(name: str, ended: list[Any]) -> PluginSpec:
@@ -198,7 +156,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     @cache
     def states(decides: str) -> set[str]:
         seen: set[str] = set()
-        quiet = [broken(decides, Bomb(BoomError, 0))] if decides else []
+        quiet = [bombed(decides, Bomb(0, BoomError()))] if decides else []
         predictor = [] if decides == "propose_update" else [STEADY_PREDICTOR]
         run(tmp_path_factory.mktemp("sound"), [spying(seen), *quiet, *predictor])
         return seen | {weights(tiny_task().model)}
@@ -210,8 +168,8 @@ def check(
     hook: str, place: str, kind: type[BaseException], at: int, root: Path, sound: Sound
 ) -> bool:
     """Run with a bomb and look at everything afterwards; return whether it went off."""
-    bomb, ended = Bomb(kind, at), []
-    plugins = places(broken(hook, bomb), ended)[place]
+    bomb, ended = Bomb(at, kind()), []
+    plugins = places(bombed(hook, bomb), ended)[place]
     if hook != "propose_update":
         plugins.append(STEADY_PREDICTOR)
     ran = run(root, plugins)
@@ -225,8 +183,8 @@ def check(
     if isinstance(error, ExceptionGroup):  # of the teardown, at the end of phase and run
         assert hook in {"on_phase_exit", "on_run_end"}
         (error,) = error.exceptions
-    assert bomb.error is error
-    assert f"raised by plugin 'broken' in hook {hook!r}" in error.__notes__
+    assert bomb.load is error
+    assert f"raised by plugin 'bomb' in hook {hook!r}" in error.__notes__
     assert ran.weights[0] in sound(hook)
     if hook in ASSEMBLY:
         assert {error} == {why for _, why in ended}
@@ -272,11 +230,11 @@ def test_what_a_hook_raises_at_each_of_its_calls(
 def test_an_observer_is_removed_for_an_exception_and_for_nothing_else(
     tmp_path: Path, hook: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    bomb, ended = Bomb(kind, 1), []
-    plugins = places(broken(hook, bomb, observer=True), ended)["middle"]
+    bomb, ended = Bomb(1, kind()), []
+    plugins = places(bombed(hook, bomb, observer=True), ended)["middle"]
     ran = run(tmp_path, [*plugins, STEADY_PREDICTOR])
     removed = issubclass(kind, Exception)
-    assert ([] if removed else [bomb.error]) == ran.errors
+    assert ([] if removed else [bomb.load]) == ran.errors
     assert int(removed) == caplog.text.count("plugin.quarantined")
     assert ["one", "two"] == sorted(name for name, _ in ended)
 
@@ -285,7 +243,7 @@ def test_an_observer_is_removed_for_an_exception_and_for_nothing_else(
 def test_the_end_of_the_last_phase_and_of_the_run_both_happen(
     tmp_path: Path, kind: type[BaseException]
 ) -> None:
-    bomb, ended = Bomb(kind, 1), []
+    bomb, ended = Bomb(1, kind()), []
 
     @hookimpl
     def on_phase_exit(self: Any, following: Any) -> None:
@@ -296,7 +254,7 @@ def test_the_end_of_the_last_phase_and_of_the_run_both_happen(
     ran = run(tmp_path, places(spec, ended)["middle"])
     (error,) = ran.errors
     found = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-    assert bomb.error is found
+    assert bomb.load is found
     assert ["two", "one"] == [name for name, _ in ended]
 
 

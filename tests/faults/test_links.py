@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from folders import tree
+from planted import KINDS as PLANTED
+from planted import folder, pipe, symbolic, symbolic_to_a_folder
 from support import tiny_trainer
 
 from neaptide import CheckpointError, NeaptideError, RunDirectoryError
@@ -37,31 +39,7 @@ PLACES = (
 )
 
 
-def symbolic(place: Path, mine: Path) -> None:
-    place.symlink_to(mine / "file")
-
-
-def symbolic_to_a_folder(place: Path, mine: Path) -> None:
-    place.symlink_to(mine / "folder")
-
-
-def dangling(place: Path, mine: Path) -> None:
-    place.symlink_to(mine / "nothing")
-
-
-def hard(place: Path, mine: Path) -> None:
-    place.hardlink_to(mine / "file")
-
-
-def pipe(place: Path, _: Path) -> None:
-    os.mkfifo(place)
-
-
-def folder(place: Path, _: Path) -> None:
-    place.mkdir()
-
-
-KINDS = (symbolic, symbolic_to_a_folder, dangling, hard, pipe, folder)
+KINDS = (*PLANTED, folder)
 LATER = (symbolic, symbolic_to_a_folder, pipe)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -131,7 +132,9 @@ def test_a_run_goes_on_without_an_observer_that_raises(name: str, tmp_path: Path
     assert 1 <= sum(event in dropped for event in events) <= 2  # one in each of the two runs
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    "kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
+)
 def test_what_ends_a_process_ends_the_run(kind: type[BaseException], tmp_path: Path) -> None:
     with pytest.raises(kind):
         fitted(tmp_path, [spec_of(own(kind, "after_step"))])

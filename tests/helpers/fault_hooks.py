@@ -5,18 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from bombs import Bomb, bombed
 from fault_run import fit
 from fault_verdicts import Fault, Verdict, without_the_plugin
-from support import plugin_with, stranger
 
-from neaptide import NeaptideError, hookimpl
+from neaptide import NeaptideError
 from neaptide.hooks import hookspecs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from neaptide import PluginSpec
 
 UNASKED = {
     *("build_model", "build_data", "diagnose", "estimate_memory", "forecast"),
@@ -50,41 +48,6 @@ def times(place: str) -> tuple[int, ...]:
     return (1,) if place in ONCE else (1, 2)
 
 
-class Bomb:
-    """Acts at the n-th call, once."""
-
-    def __init__(self, at: int, act: Callable[[], None]) -> None:
-        self._left, self._act = at, act
-
-    def tick(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._act()
-
-    @property
-    def went_off(self) -> bool:
-        return self._left <= 0
-
-
-def plugin(hook: str, bomb: Bomb) -> PluginSpec:
-    """Return a plugin whose `hook` ticks, in its middleware where it returns one."""
-
-    def plain(self: Any) -> None:
-        bomb.tick()
-
-    def wrapping(self: Any) -> Any:
-        def middleware(following: Any, **arguments: Any) -> Any:
-            value = following(**arguments)
-            bomb.tick()
-            return value
-
-        return middleware
-
-    implementation: Any = wrapping if hook.startswith("around_") else plain
-    implementation.__name__ = hook
-    return stranger(plugin_with(**{hook: hookimpl(implementation)}), "bomb")
-
-
 def _ticking(batches: list[Any], bomb: Bomb) -> Iterator[Any]:
     for batch in batches:
         bomb.tick()
@@ -107,7 +70,7 @@ def fit_with(run: Path, place: str, bomb: Bomb) -> str:
         return fit(run, "auto", observe=lambda *_: bomb.tick())
     if place == "data":
         return fit(run, "auto", data=lambda batches: _Data(batches, bomb))
-    return fit(run, "auto", plugins=[plugin(place, bomb)], allow_changes=True)
+    return fit(run, "auto", plugins=[bombed(place, bomb)], allow_changes=True)
 
 
 def _same(found: BaseException, planted: BaseException) -> bool:
@@ -120,11 +83,7 @@ def _same(found: BaseException, planted: BaseException) -> bool:
 def _committed(place: str, make: Callable[[], BaseException], at: int) -> Callable[[Path], Verdict]:
     def commit(run: Path) -> Verdict:
         error = make()
-
-        def act() -> None:
-            raise error
-
-        bomb = Bomb(at, act)
+        bomb = Bomb(at, error)
         try:
             said = fit_with(run, place, bomb)
         except NeaptideError as found:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from bombs import Bomb
 from fault_calls import CALLS, killing
-from fault_hooks import HOOKS, PLACES, Bomb, fit_with, times
+from fault_hooks import HOOKS, PLACES, fit_with, times
 from fault_run import fit
 from fault_verdicts import Fault, Verdict, without_the_plugin
 from support import environment

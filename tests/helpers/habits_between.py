@@ -154,6 +154,81 @@ def _(loop: Loop) -> None:
     one.data, other.data = other.data, one.data
 
 
+@habit("p.data is swapped for a forward and put back")
+def _(loop: Loop) -> None:
+    kept = [(one, one.data) for one in loop.model.parameters()]
+    for one, _ in kept:
+        one.data = one.data * 0.5
+    loss = float(loop.loss())
+    for one, before in kept:
+        one.data = before
+    loop.model.head.bias.data += loss * 0.01
+
+
+@habit("p.data is put back from detached, flat tensors")
+def _(loop: Loop) -> None:
+    kept = [(one, one.detach().view(-1)) for one in loop.blocks_weights]
+    for one, _ in kept:
+        one.data = one.data * 0.5
+    loss = float(loop.loss())
+    for one, before in kept:
+        one.data = before.view(one.shape)
+    loop.model.head.bias.data += loss * 0.01
+
+
+@habit("a state_dict is kept while p.data is another tensor")
+def _(loop: Loop) -> None:
+    kept = loop.model.state_dict()
+    for one in loop.model.parameters():
+        one.data = one.data * 0.5
+    loss = float(loop.loss())
+    loop.model.load_state_dict(kept)
+    loop.model.head.bias.data += loss * 0.01
+
+
+@habit("averages are exchanged with p.data for a forward")
+def _(loop: Loop) -> None:
+    parameters = list(loop.model.parameters())
+    averages = loop.kept.setdefault("averages", [one.detach().clone() for one in parameters])
+
+    def exchange() -> None:
+        for place, one in enumerate(parameters):
+            one.data, averages[place] = averages[place], one.data
+
+    for one, average in zip(parameters, averages, strict=True):
+        average.lerp_(one.data.to(average.device), 0.5)
+    exchange()
+    loss = float(loop.loss())
+    exchange()
+    loop.model.head.bias.data += loss * 0.01
+
+
+@habit("two sets of weights take turns")
+def _(loop: Loop) -> None:
+    parameters = loop.blocks_weights
+    others = loop.kept.setdefault("others", [one.detach().clone() * 0.5 for one in parameters])
+    for place, one in enumerate(parameters):
+        one.data, others[place] = others[place], one.data
+
+
+@habit("a tensor that was assigned is changed later")
+def _(loop: Loop) -> None:
+    if loop.step == 1:
+        loop.kept["mine"] = loop.weight.data * 0.5
+        loop.weight.data = loop.kept["mine"]
+    loop.kept["mine"].mul_(0.5)
+
+
+@habit("p.data = the data of another block")
+def _(loop: Loop) -> None:
+    loop.weight.data = loop.model.blocks[2].linear.weight.data
+
+
+@habit("p.data = the data of a weight outside of blocks")
+def _(loop: Loop) -> None:
+    loop.weight.data = loop.model.stem.weight.data
+
+
 @habit("p.set_ to a new tensor")
 def _(loop: Loop) -> None:
     with torch.no_grad():

@@ -189,6 +189,31 @@ def _(model: Any, given: Any) -> torch.Tensor:
     return loss
 
 
+@habit("weights are swapped by data for a teacher, before the forward")
+def _(model: Any, given: Any) -> torch.Tensor:
+    kept = [(one, one.data) for one in model.blocks.parameters()]
+    for one, _ in kept:
+        one.data = one.data * 0.5
+    with torch.no_grad():
+        taught = model(given["x"])
+    for one, before in kept:
+        one.data = before
+    return loss_of(model, given) + (model(given["x"]) - taught).square().mean()
+
+
+@habit("weights are swapped by data for a teacher, after the forward")
+def _(model: Any, given: Any) -> torch.Tensor:
+    output = model(given["x"])
+    kept = [(one, one.data) for one in model.blocks.parameters()]
+    for one, _ in kept:
+        one.data = one.data * 0.5
+    with torch.no_grad():
+        taught = model(given["x"])
+    for one, before in kept:
+        one.data = before
+    return functional.cross_entropy(output, given["y"]) + (output - taught).square().mean()
+
+
 @habit("anomaly detection")
 def _(model: Any, given: Any) -> torch.Tensor:
     with torch.autograd.detect_anomaly(check_nan=False):

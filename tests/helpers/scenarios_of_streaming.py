@@ -177,12 +177,14 @@ def changed_while_kept() -> Result:
 
 
 def used_between_steps() -> Result:
-    """The user computes a loss between steps, and writes weights on the host at once."""
+    """The user writes weights on the host at once, after a step and after a loss of their own."""
     torch.manual_seed(10)
     model = Net()
     streaming, _, loss = stream_of(model, on_device=True)
-    losses = [update(streaming, loss)]
+    losses = [update(streaming, loss) for _ in range(2)]  # the second one fetches ahead
     streaming.forget_copies()
+    for block in streaming.blocks:
+        block.host.view(torch.float32).mul_(1.0)
     streaming.residency.fresh = lambda: True
     with torch.no_grad():
         for _ in range(2):

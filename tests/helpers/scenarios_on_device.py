@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scenarios_of_offload as offload
+import scenarios_of_data as data
+import scenarios_of_offload as refuge
 import scenarios_of_streaming as streaming
 import torch
 from on_device import Result, task_on_device
@@ -65,21 +66,26 @@ def through_the_trainer(plugins: dict[str, Any], *, own_loop: bool = False, **tr
 
 SCENARIOS: dict[str, Callable[[], Result]] = {
     "stored": partial(streaming.streamed, "three slots, two ahead", passes=2),
+    "state, pinned": partial(refuge.state_leaves_and_returns, pin=True),
+    "state": partial(refuge.state_leaves_and_returns, pin=False),
     "on the device, zeroed in place": partial(streaming.streamed, "device", set_to_none=False),
     "in backward": partial(streaming.streamed, "all in backward"),
     "poisoned": partial(streaming.streamed, "graph, device", poison=True),
     "one block trains": streaming.one_block_trains,
     "updated in place": streaming.updated_in_place,
-    "broken off": partial(streaming.broken_off, 0),
-    "broken off, kept": partial(streaming.broken_off, 5),
     "unfrozen": streaming.unfrozen,
     "not foreseen": streaming.an_update_that_was_not_foreseen,
     "kept and let go": streaming.kept_and_let_go,
     "changed while kept": streaming.changed_while_kept,
     "used between steps": streaming.used_between_steps,
     "followed by a hook": streaming.followed_by_a_hook,
-    "state, pinned": partial(offload.state_leaves_and_returns, pin=True),
-    "state": partial(offload.state_leaves_and_returns, pin=False),
+    "data, recompute": partial(data.data_used_in_steps, "recompute"),
+    "data, graph": partial(data.data_used_in_steps, "graph"),
+    "data, assigned": data.assigned_in_steps,
+    "backward between steps": data.backward_between_steps,
+    "state loaded": data.state_loaded_while_it_is_copied,
+    "broken off": partial(streaming.broken_off, 0),
+    "broken off, kept": partial(streaming.broken_off, 5),
     "trainer, device": partial(through_the_trainer, {STREAMING: ON_DEVICE}),
     "trainer, own loop": partial(through_the_trainer, {STREAMING: ON_DEVICE}, own_loop=True),
     "trainer, lagged": partial(through_the_trainer, {**JUMPS, STREAMING: LAGGED}, clip_norm=0.1),
@@ -89,3 +95,4 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     ),
     "trainer, offload": partial(through_the_trainer, {**JUMPS, OFFLOAD: {"strategy": "pinned"}}),
 }
+"""The shorter ones first: a mutant runs them until one tells it."""

@@ -7,17 +7,25 @@ import copy
 import importlib.abc
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-WAITS = {"wait", "finish", "hold", "settle", "synchronize", "record_stream", "record"}
+WAITS = frozenset({"wait", "finish", "settle", "synchronize", "drain", "end_copies"})
+"""Methods without arguments that wait."""
+ORDERS = frozenset({"hold", "record", "record_stream", "wait_event", "wait_stream"})
+"""Methods that put what they are given in an order."""
+_AFTER = 2
+"""The place of the tickets among the arguments of `submit`."""
+THE_HOST = "the host in "
+"""What begins the text of a mutant that waits on the device where the host should."""
 _DONE = "__import__('neaptide_toolkit.offload', fromlist=['DONE']).DONE"
 
 
@@ -30,9 +38,18 @@ class Mutant:
     what: str
     """The code that is taken out."""
     source: str
+    function: str = ""
+    """The function in which it stands."""
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line} without {self.what}"
+
+
+def modules(package: str) -> list[str]:
+    """Return the names of a package's modules, in all of its folders, without importing one."""
+    folder = _file_of(package).with_suffix("")
+    found = [path.relative_to(folder).with_suffix("") for path in sorted(folder.rglob("*.py"))]
+    return [".".join((package, *path.parts)) for path in found if path.name != "__init__"]
 
 
 def unchanged(module: str) -> Mutant:
@@ -43,11 +60,25 @@ def unchanged(module: str) -> Mutant:
 
 def mutants(module: str) -> list[Mutant]:
     """Return one mutant for each wait, hold, event and ticket of a module."""
-    tree = ast.parse(_file_of(module).read_text("utf-8"))
+    return mutants_of(module, _file_of(module).read_text("utf-8"))
+
+
+def mutants_of(module: str, source: str) -> list[Mutant]:
+    """Return the mutants of a module that has this source."""
+    tree = ast.parse(source)
     return [
-        Mutant(module, line, what, ast.unparse(ast.fix_missing_locations(mutated)))
+        Mutant(
+            module, line, what, ast.unparse(ast.fix_missing_locations(mutated)), _around(tree, line)
+        )
         for line, what, mutated in _mutated(tree)
     ]
+
+
+def _around(tree: ast.Module, line: int) -> str:
+    """Return the name of the innermost function around a line, or an empty one."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or line)]
+    return max(around, key=lambda one: one.lineno).name if around else ""
 
 
 def _file_of(module: str) -> Path:
@@ -61,55 +92,85 @@ def _file_of(module: str) -> Path:
 
 def _mutated(tree: ast.Module) -> Iterator[tuple[int, str, ast.Module]]:
     for index, node in enumerate(ast.walk(tree)):
-        for place in range(_places(node)):
+        for place in range(len(_edits(tree, node))):
             changed = copy.deepcopy(tree)
-            what = _take_out(list(ast.walk(changed))[index], place)
-            yield getattr(node, "lineno", 0), what, changed
+            twin = list(ast.walk(changed))[index]
+            yield getattr(node, "lineno", 0), _edits(changed, twin)[place](), changed
 
 
-def _places(node: ast.AST) -> int:
-    """Return how many things can be taken out at a node itself."""
-    if isinstance(node, ast.Expr):
-        return int(_is_wait(node.value))
-    if isinstance(node, ast.Call):
-        return len(_tickets_of(node)) + sum(map(_is_computed, _keywords(node)))
+def _edits(tree: ast.Module, node: ast.AST) -> list[partial[str]]:
+    """Return what can be taken out at a node itself: functions that do so, and say what it was."""
     if isinstance(node, ast.Assign):
-        if _is_computed(node.value):
-            return 1
-        return sum(isinstance(one, ast.Attribute) for one in node.targets) * _is_ticket(node.value)
-    return 0
+        return _of_assignment(tree, node)
+    if not isinstance(node, ast.Call):
+        return []
+    if _is_computed(node):
+        return [partial(_replace, tree, node, _done())]
+    tickets = _names(tree, _is_submit)
+    given = [one for one in node.args if isinstance(one, ast.Name) and one.id in tickets]
+    edits = [partial(_replace, tree, one, _done()) for one in given]
+    if _is_wait(node):
+        edits.append(partial(_without_call, tree, node))
+        if _method(node) == "finish":
+            edits.append(partial(_wait_of_the_device, node))
+    after = _after(node)
+    if isinstance(after, ast.Tuple):
+        return edits + _one_less(after)
+    nothing = ast.Tuple([], ast.Load())
+    return edits if after is None else [*edits, partial(_replace, tree, after, nothing)]
 
 
-def _take_out(node: ast.AST, place: int) -> str:
-    if isinstance(node, ast.Expr):
-        return _without_call(node)
-    if isinstance(node, ast.Assign):
-        return _without_target(node, place)
-    assert isinstance(node, ast.Call)
-    tickets = _tickets_of(node)
-    if place < len(tickets):
-        return "the ticket " + ast.unparse(tickets.pop(place))
-    keyword = [one for one in node.keywords if _is_computed(one.value)][place - len(tickets)]
-    what, keyword.value = ast.unparse(keyword.value), _done()
-    return what
+def _of_assignment(tree: ast.Module, node: ast.Assign) -> list[partial[str]]:
+    """Return the edits of tickets that attributes keep, and of tuples of tickets with a name."""
+    name = node.value.id if isinstance(node.value, ast.Name) else None
+    if _is_submit(node.value) or name == "ticket":
+        kept = [one for one in node.targets if isinstance(one, ast.Attribute)]
+        return [partial(_without_target, node, one) for one in kept]
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call)]
+    afters = {after.id for call in calls if isinstance(after := _after(call), ast.Name)}
+    target = node.targets[0]
+    named = isinstance(target, ast.Name) and target.id in afters
+    return _one_less(node.value) if named and isinstance(node.value, ast.Tuple) else []
 
 
-def _without_call(node: ast.Expr) -> str:
-    call = node.value
-    assert isinstance(call, ast.Call)
+def _names(tree: ast.Module, wanted: Callable[[ast.AST], bool]) -> set[str]:
+    """Return the names that are assigned such a value."""
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    return {
+        target.id
+        for node in assigned
+        for target in node.targets
+        if isinstance(target, ast.Name) and wanted(node.value)
+    }
+
+
+def _one_less(tickets: ast.Tuple) -> list[partial[str]]:
+    def drop(place: int) -> str:
+        return "the ticket " + ast.unparse(tickets.elts.pop(place))
+
+    return [
+        partial(drop, place)
+        for place, ticket in enumerate(tickets.elts)
+        if not _is_computed(ticket)  # that is an edit of its own
+    ]
+
+
+def _without_call(tree: ast.Module, call: ast.Call) -> str:
     assert isinstance(call.func, ast.Attribute)
-    inner, what = call.func.value, f".{call.func.attr}()"
-    if not isinstance(inner, ast.Call):
-        inner, what = ast.Constant(None), ast.unparse(call)
-    node.value = inner
-    return what
+    inner, what = call.func.value, ast.unparse(call)
+    chained = isinstance(inner, ast.Call)
+    _replace(tree, call, inner if chained else ast.Constant(None))
+    return f".{call.func.attr}()" if chained else what
 
 
-def _without_target(node: ast.Assign, place: int) -> str:
-    if _is_computed(node.value):
-        what, node.value = ast.unparse(node.value), _done()
-        return what
-    target = [one for one in node.targets if isinstance(one, ast.Attribute)][place]
+def _wait_of_the_device(call: ast.Call) -> str:
+    assert isinstance(call.func, ast.Attribute)
+    what = ast.unparse(call)
+    call.func.attr = "wait"
+    return THE_HOST + what
+
+
+def _without_target(node: ast.Assign, target: ast.expr) -> str:
     what = ast.unparse(target) + " = its ticket"
     if len(node.targets) == 1:
         node.targets = [ast.Name("_nobody", ast.Store())]
@@ -118,33 +179,44 @@ def _without_target(node: ast.Assign, place: int) -> str:
     return what
 
 
-def _tickets_of(call: ast.Call) -> list[ast.expr]:
-    """Return the list of tickets after which `submit` runs its work, or an empty one."""
-    is_submit = isinstance(call.func, ast.Attribute) and call.func.attr == "submit"
-    third = call.args[2] if is_submit and len(call.args) > 2 else None
-    return third.elts if isinstance(third, ast.Tuple) else []
+def _replace(tree: ast.Module, old: ast.expr, new: ast.expr) -> str:
+    """Put one expression in the place of another, and return the old one's code."""
+    what = ast.unparse(old)
+    for parent in ast.walk(tree):
+        for name, value in ast.iter_fields(parent):
+            if value is old:
+                setattr(parent, name, new)
+            elif isinstance(value, list) and any(each is old for each in value):
+                value[[each is old for each in value].index(True)] = new
+    return what
 
 
-def _keywords(call: ast.Call) -> Sequence[ast.expr]:
-    return [one.value for one in call.keywords]
+def _method(node: ast.AST) -> str | None:
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return node.func.attr if called else None  # type: ignore[attr-defined]  # it is one
 
 
-def _is_wait(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in WAITS
-        and ast.unparse(node.func.value) != "super()"
-    )
+def _is_submit(node: ast.AST) -> bool:
+    return _method(node) == "submit"
 
 
-def _is_computed(node: ast.expr) -> bool:
+def _after(call: ast.Call) -> ast.expr | None:
+    """Return the tickets after which `submit` runs its work."""
+    if not _is_submit(call):
+        return None
+    named = [one.value for one in call.keywords if one.arg == "after"]
+    return next(iter([*call.args[_AFTER : _AFTER + 1], *named]), None)
+
+
+def _is_wait(call: ast.Call) -> bool:
+    if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) == "super()":
+        return False
+    given = bool(call.args or call.keywords)
+    return call.func.attr in (ORDERS if given else WAITS)
+
+
+def _is_computed(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func) == "computed"
-
-
-def _is_ticket(node: ast.expr) -> bool:
-    submitted = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".submit")
-    return submitted or (isinstance(node, ast.Name) and node.id == "ticket")
 
 
 def _done() -> ast.expr:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from coverage_of_devices import ROOT, files, reasons
-from device_branches import mentions, ways
+from coverage_of_devices import ROOT, files, judged, reasons
+from device_branches import Way, mentions, ways
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +64,20 @@ def test_ways_that_a_run_did_not_go_are_not_covered(tmp_path: Path) -> None:
         "return torch.accelerator.memory_allocated()": True,
         "return tensor.is_cuda": False,
     }
+
+
+def test_a_line_that_no_test_runs_fails_unless_its_reason_is_listed() -> None:
+    found = [Way("one.py", str(line), covered=True) for line in range(99)]
+    found.append(Way("one.py", "stream.wait()", covered=False))
+    assert judged(found, {}).fails
+    assert judged(found, {}).unlisted == [("one.py", "stream.wait()")]
+    assert judged(found, {"two.py": {"stream.wait()": "why"}}).fails
+    assert not judged(found, {"one.py": {"stream.wait()": "why"}}).fails
+
+
+def test_too_small_a_share_fails_though_every_reason_is_listed() -> None:
+    found = [Way("one.py", "line", covered=place > 0) for place in range(10)]
+    assert judged(found, {"one.py": {"line": "why"}}).fails
 
 
 def test_a_reason_is_given_for_what_is_there() -> None:

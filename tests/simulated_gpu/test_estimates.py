@@ -25,7 +25,9 @@ ARCHITECTURES = (
 )  # fmt: skip
 PLUGINS: dict[str, dict[str, Any]] = {
     "none": {},
-    "layer-streaming": {"layer-streaming": {"mode": "graph"}},
+    "layer-streaming": {"layer-streaming": {}},
+    "layer-streaming, update in backward": {"layer-streaming": {"update": "in_backward"}},
+    "layer-streaming, graph": {"layer-streaming": {"mode": "graph"}},
     "layer-streaming, optimizer on the device": {
         "layer-streaming": {"mode": "graph", "optimizer_on": "device"}
     },

@@ -6,11 +6,15 @@ A module of its own, imported before anything imports torch; without the option 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 LAUNCHES = "simulated-gpu-launches"
+RACES = "races on the simulated device"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,18 +63,37 @@ def pytest_runtest_protocol(item: pytest.Item) -> object:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> object:
-    """Fail a test that passed and raced; note how many operations it launched."""
+    """Note how many operations a test launched."""
     if not item.config.option.simulated_gpu:
         return (yield)
     import simulated_gpu
 
     try:
-        result = yield
+        return (yield)
     finally:
         item.user_properties.append((LAUNCHES, simulated_gpu.statistics()["launches"]))
-    if found := simulated_gpu.races():
-        pytest.fail("races on the simulated device:\n" + "\n".join(found), pytrace=False)
-    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail the setup, the call or the teardown that raced, also where a failure was expected."""
+    report = yield
+    if item.config.option.simulated_gpu:
+        from simulated_gpu.races import taken
+
+        if found := taken():
+            _tell(report, "\n".join(found))
+    return report
+
+
+def _tell(report: pytest.TestReport, found: str) -> None:
+    if report.failed:
+        report.sections.append((RACES, found))
+        return
+    report.outcome = "failed"
+    report.longrepr = f"{RACES}:\n{found}"
+    if hasattr(report, "wasxfail"):
+        del report.wasxfail
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from neaptide.errors import described
+from neaptide.errors import described, ends
 
 Opener = Callable[[str, str], AbstractContextManager[Any]]
 """`opener(name, category)` returns a context manager that is entered around one part."""
@@ -66,7 +66,7 @@ class Timeline:
                 self._drop(error)
 
     def _drop(self, error: BaseException) -> None:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
+        if ends(error):
             raise error
         opener, self.opener = self.opener, None
         if opener is not None and self._log is not None:

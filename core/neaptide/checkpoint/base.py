@@ -6,7 +6,8 @@ They are a checkpoint of their own, with one file.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from neaptide.errors import CheckpointError, WrongCheckpointError
 
@@ -22,25 +23,15 @@ if TYPE_CHECKING:
     from .safetensors_header import TensorItem
 
 
-class _Digest:
-    """A file that only computes the sha256 of what is written to it."""
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: memoryview, /) -> int:
-        self.sha256.update(data)
-        return len(data)
-
-
 def save_base(root: Path, items: Sequence[TensorItem], sound: set[Path]) -> str:
     """Save `items` in `root`, unless they are there; return the sha256 of their file.
 
     `sound` has the directories that this run has written or verified. Raises CheckpointError.
     """
-    digest = _Digest()
-    write_tensors(digest, items)
-    sha256 = digest.sha256.hexdigest()
+    digest = hashlib.sha256()
+    only_digested: Any = SimpleNamespace(write=digest.update)
+    write_tensors(only_digested, items)
+    sha256 = digest.hexdigest()
     directory = base_of(root, sha256)
     if directory not in sound and (not exists(directory) or verify(directory)):
         save(directory, {}, 0, {}, {"weights": items})

@@ -30,11 +30,9 @@ from .recovery import (
     check_replaceable,
     clear_strays,
     discard,
-    exists,
     old_of,
     place_of,
     recover,
-    sync_directory,
     temporary_of,
 )
 
@@ -151,8 +149,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
     _active.add(temporary)
     try:
         _check_named(place, step)
-        _make_directories(place.parent)
-        with closing(Folder(place.parent, link=False)) as folder:
+        with closing(Folder(place.parent, make=True, link=False)) as folder:
             check_replaceable(place)
             clear_strays(folder, name, _active)
             new = folder.folder(temporary, make=True)
@@ -205,10 +202,3 @@ def _cannot_write(directory: Path, error: OSError) -> CheckpointError:
         f"cannot write checkpoint {directory}: {error.strerror or error}; {way_out}; "
         "the previous checkpoint is intact"
     )
-
-
-def _make_directories(path: Path) -> None:
-    missing = [parent for parent in (path, *path.parents) if not exists(parent)]
-    path.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_directory(made.parent)

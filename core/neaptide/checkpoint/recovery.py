@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import psutil
 
 from neaptide.errors import CheckpointError
-from neaptide.io.folder import Folder
+from neaptide.io.folder import Folder, is_held
 from neaptide.text import shorten
 
 from .manifest import STEP
@@ -38,6 +38,8 @@ def temporary_of(directory: Path) -> Path:
 
 def place_of(directory: Path) -> Path:
     """Follow links, but not in place of what a run makes: `step-N`, `frozen-N` and their folder."""
+    if is_held(directory):
+        return directory
     if not OF_A_RUN.fullmatch(directory.name):
         return directory.resolve()
     return directory.parent.parent.resolve() / directory.parent.name / directory.name
@@ -62,7 +64,8 @@ def entries(root: Path) -> list[Path]:
     Raises CheckpointError if `root` cannot be read.
     """
     try:
-        return sorted(root.iterdir())
+        with closing(Folder(root)) as folder:
+            return [root / name for name in folder.names()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -117,11 +120,6 @@ def clear_strays(folder: Folder, name: str, active: set[str]) -> None:
                 discard(folder, found)
 
 
-def sync_directory(path: Path) -> None:
-    """Flush the entries of a directory to the disk."""
-    Folder(path).sync()
-
-
 def exists(path: Path) -> bool:
     """Return whether `path` exists; raise any OSError that does not mean a missing file."""
     # Path.exists returns False on some errors. Then a save could rename a wrong directory.
@@ -149,12 +147,10 @@ def _is_abandoned(name: str) -> bool:
 
 def _is_checkpoint(path: Path) -> bool:
     # A damaged checkpoint can be recognised only by its name.
-    if not path.is_dir():
-        return False
-    if STEP.fullmatch(path.name.removeprefix(_OLD)) or not any(path.iterdir()):
-        return True
     try:
-        read_manifest(path)
-    except CheckpointError:
+        with closing(Folder(path, link=False)) as folder:
+            if not STEP.fullmatch(path.name.removeprefix(_OLD)) and folder.names():
+                read_manifest(path)
+    except (CheckpointError, NotADirectoryError):
         return False
     return True

@@ -169,9 +169,11 @@ def complete(directory: Path) -> bool:
     """Return whether the manifest is valid and all files have the right size; read no data file."""
     try:
         files = read_manifest(directory).files
-        return all(
-            (directory / name).lstat().st_size == entry.bytes for name, entry in files.items()
-        )
+        with closing(folder_of(directory)) as folder:
+            return all(
+                (found := folder.stat(name)) is not None and found.st_size == entry.bytes
+                for name, entry in files.items()
+            )
     except (CheckpointError, OSError):
         return False
 

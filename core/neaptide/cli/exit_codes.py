@@ -37,7 +37,8 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "interrupted outside of an update", _INTERRUPTED
     if is_out_of_memory(error):
         text = f"out of memory: {text or 'the host has none left'}"
-        advice = "lower train.batch_size, or enable a plugin that saves memory"
+        general = "lower train.batch_size, or enable a plugin that saves memory"
+        advice = getattr(error, "way_out", "") or general
         return f"{text}; {advice}", _OUT_OF_MEMORY
     if isinstance(error, FileNotFoundError) and (problem := no_directory()):
         return problem, _OTHER

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from neaptide.api.steps import NOTES
-from neaptide.errors import described
+from neaptide.errors import described, is_out_of_memory
 from neaptide.io.logging import CONSOLE
+from neaptide.plugin import sole
 from neaptide.run import assembly
 from neaptide.run.displays import display_of
 from neaptide.run.fit import require_no_run
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from neaptide.config import RunConfig
     from neaptide.io.summary import Summary
+
+PLANNER_GROUP = "neaptide.planners"
+"""The group of the entry point that plans: a module with `plan`, `checked` and `way_out`."""
 
 
 def train(
@@ -39,13 +44,22 @@ def train(
     root = checkpoint_root(config.run)
     if resume is None and root is not None:
         require_no_run(root)  # before a model is built
-    with HybridTrainer.from_config(config, origins=origins) as trainer:
-        data = assembly.build_data(config, trainer.hooks)
-        for note in trainer.run.stash.get(NOTES) or () if style != "quiet" else ():
-            print_text(note)
-        with display_of(config, style, trainer.run.device, sys.stdout) as display:
-            summary = trainer.fit(data, resume=resume, allow_changes=allow_changes, observe=display)
-        return summary, _reports(trainer)
+    planner = sole(PLANNER_GROUP)
+    make = partial(HybridTrainer.from_config, config, origins=origins)
+    try:
+        with planner.checked(config, make) as trainer:
+            data = assembly.build_data(config, trainer.hooks)
+            for note in trainer.run.stash.get(NOTES) or () if style != "quiet" else ():
+                print_text(note)
+            with display_of(config, style, trainer.run.device, sys.stdout) as display:
+                summary = trainer.fit(
+                    data, resume=resume, allow_changes=allow_changes, observe=display
+                )
+            return summary, _reports(trainer)
+    except Exception as error:
+        if is_out_of_memory(error):
+            error.way_out = planner.way_out(config, error)  # type: ignore[attr-defined]
+        raise
 
 
 def _reports(trainer: HybridTrainer) -> dict[str, str]:

@@ -43,3 +43,10 @@ def field(
     return attrs.field(
         default=default, validator=validator, metadata={"help": help, "schema": schema or {}}
     )
+
+
+def check_path(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Raise ValueError if a text cannot be a path."""
+    if not value or "\0" in value:
+        msg = f"{attribute.name!r} must be a path (got {value!r})"
+        raise ValueError(msg)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
-from neaptide.config.fields import ConfigSection, field
+from neaptide.config.fields import ConfigSection, check_path, field
 
 if TYPE_CHECKING:
     from neaptide.config.fields import Validator
@@ -26,12 +26,6 @@ _DEVICE = re.compile(r"auto|cpu(:0)?|mps|(cuda|xpu)(:[0-9]+)?")
 
 def _at_least(least: int) -> Validator:
     return and_(instance_of(int), ge(least))
-
-
-def _directory(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not value or "\0" in value:
-        msg = f"{attribute.name!r} must be a path (got {value!r})"
-        raise ValueError(msg)
 
 
 def _built(_: object, attribute: attrs.Attribute[str], value: str) -> None:
@@ -64,13 +58,13 @@ class RunSection(ConfigSection):
 
     dir: str | None = field(
         None,
-        validator=optional(and_(_string, _directory)),
+        validator=optional(and_(_string, check_path)),
         schema={"minLength": 1},
         help="run directory; by default `runs/` plus the name of the first configuration file",
     )
     checkpoint_dir: str | None = field(
         None,
-        validator=optional(and_(_string, _directory)),
+        validator=optional(and_(_string, check_path)),
         schema={"minLength": 1},
         help="directory of the checkpoints, such as on another disk; by default `checkpoints/` in "
         "the run directory",
@@ -102,6 +96,11 @@ class RunSection(ConfigSection):
         help="`console`: warnings as text; `json`: every event as a line of JSON; both on stderr",
     )
     log_every: int = field(10, validator=_at_least(1), help="updates between two log lines")
+    plan: Literal["auto", "always", "off"] = field(
+        "auto",
+        validator=in_(("auto", "always", "off")),
+        help="when `neaptide run` plans and refuses what does not fit; `auto`: for large models",
+    )
 
 
 @attrs.frozen(kw_only=True, repr=False)

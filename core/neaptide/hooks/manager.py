@@ -15,7 +15,7 @@ import pluggy
 
 from neaptide.api.memory import Ledger
 from neaptide.api.timeline import Timeline
-from neaptide.errors import ConfigError, PluginError, described, suggest
+from neaptide.errors import ConfigError, PluginError, described, ends, suggest
 from neaptide.plugin import PROJECT
 
 from . import hookspecs
@@ -149,7 +149,7 @@ class HookManager:
 
     def _quarantined(self, name: str, hook: str, error: BaseException) -> bool:
         spec = self.specs.get(name)
-        if spec is None or not spec.observer or isinstance(error, KeyboardInterrupt | SystemExit):
+        if spec is None or not spec.observer or ends(error):
             return False
         if hook == "on_run_start" and isinstance(error, ConfigError):
             return False  # the user must correct settings

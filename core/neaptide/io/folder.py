@@ -39,17 +39,22 @@ class Folder:
     made again, it is opened again.
 
     Args:
-        path: the folder; it may be a link.
-        make: create the folder, and its parents, if it is missing.
+        path: the folder; it may be a link, unless it is in a folder of `HELD`.
+        make: create the folder, and its parents, if it is missing, and flush their names.
         link: whether the folder may be a link; if not, only its parents may.
     """
 
     def __init__(self, path: Path, *, make: bool = False, link: bool = True) -> None:
-        if make:
-            path.mkdir(parents=True, exist_ok=True)
-        self.path = path.resolve() if link else path.parent.resolve() / path.name
-        self._parent: Folder | None = None
-        self._attach(_opened(self.path, _ALWAYS))
+        held, made = is_held(path), make and not path.exists()
+        if held or made:
+            parent = Folder(path.parent if held else path.parent.resolve(), make=make)
+            self._enter(parent, path.name, make=make)
+            if made:
+                parent.sync()
+        else:
+            self.path = path.resolve() if link else path.parent.resolve() / path.name
+            self._parent: Folder | None = None
+            self._attach(_opened(self.path, _ALWAYS))
 
     def __repr__(self) -> str:
         return called(self, os.fspath(self.path))
@@ -100,17 +105,20 @@ class Folder:
 
         Raises OSError if it is missing, a link or not a folder.
         """
-        path, descriptor = self._at(name)
+        inner = Folder.__new__(Folder)
+        inner._enter(self, name, make=make)  # noqa: SLF001 - of the same class
+        return inner
+
+    def _enter(self, parent: Folder, name: str, *, make: bool) -> None:
+        path, descriptor = parent._at(name)
+        self.path, self._parent = parent.path / name, parent
         if make:
             with suppress(FileExistsError):
                 os.mkdir(path, dir_fd=descriptor)
         found = os.stat(path, dir_fd=descriptor, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
-            raise _refused(errno.ENOTDIR, found, self.path / name)
-        inner = Folder.__new__(Folder)
-        inner.path, inner._parent = self.path / name, self  # noqa: SLF001 - of the same class
-        inner._attach(_opened(path, _ALWAYS, descriptor))  # noqa: SLF001 - of the same class
-        return inner
+            raise _refused(errno.ENOTDIR, found, self.path)
+        self._attach(_opened(path, _ALWAYS, descriptor))
 
     def sync(self) -> None:
         """Flush the names of the entries to the disk."""
@@ -214,6 +222,16 @@ class Folder:
         for name in filter(_STRAY.fullmatch, self.names()):
             with suppress(OSError):
                 self.unlink(name)
+
+
+HELD: weakref.WeakValueDictionary[Path, Folder] = weakref.WeakValueDictionary()
+"""Folders by path. Until one is closed, this process follows no link at its path and below."""
+
+
+def is_held(path: Path) -> bool:
+    """Return whether `path` is a folder of `HELD`, or is below one."""
+    found = map(HELD.get, ((path := path.absolute()), *path.parents))
+    return any(one is not None and one._descriptor is not None for one in found)  # noqa: SLF001
 
 
 def close_read(descriptor: int) -> None:

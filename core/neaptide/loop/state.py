@@ -126,6 +126,8 @@ class TrainState:
     history: History = attrs.field(factory=History)
     accumulation: Accumulation = attrs.field(factory=Accumulation)
     pending: Pending | None = None
+    half_loaded: object = None
+    """The checkpoint whose loading ended in an error after it began to change the run."""
 
     @property
     def backward_skipped(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +23,18 @@ LOSS_GROUP = "neaptide.losses"
 """`loss_of(given, log)` returns the loss function of a run. `given` is the user's or None."""
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
     from neaptide.config import RunConfig
     from neaptide.plugin import Plugin, PluginSpec
+
+BUILDING: ContextVar[Callable[[], AbstractContextManager[Any]]] = ContextVar(
+    "building", default=nullcontext
+)
+"""Makes the context in which a model is built. A planner counts its bytes in such a context."""
 
 
 def create_plugins(config: RunConfig, ordered: Sequence[PluginSpec], log: Any) -> HookManager:
@@ -88,7 +96,8 @@ def build_task(config: RunConfig, hooks: HookManager) -> Task:
         raise ConfigError(msg)
     scheme, name = split_name(config.model.name, hooks.specs.values())
     spec = ModelSpec(scheme, name, config.model.options)
-    built = hooks.first("build_model", (torch.nn.Module, Task), spec=spec)
+    with BUILDING.get()():
+        built = hooks.first("build_model", (torch.nn.Module, Task), spec=spec)
     if built is None:
         msg = f"no enabled plugin builds {config.model.name!r} @ model.name"
         raise PluginError(msg)

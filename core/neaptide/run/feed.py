@@ -20,6 +20,7 @@ from neaptide.errors import (
     is_out_of_memory,
     text_of,
 )
+from neaptide.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,4 +173,4 @@ def _described(error: Exception) -> str:
     # The message of an error in a DataLoader worker is a traceback; its last line is the error.
     said = f": {lines[-1]}" if lines else ""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}{said} ({Path(frame.filename).name}:{frame.lineno})"
+    return visible(f"{type(error).__name__}{said} ({Path(frame.filename).name}:{frame.lineno})")

@@ -56,7 +56,8 @@ class Recorder:
         """True if the run's summary was written."""
         self._started = time.perf_counter()
         self._recorded = 0  # number of the update in the last row of the file
-        self._saved: Mapping[str, Any] = {}
+        self.saved: Mapping[str, Any] = {}
+        """What the loaded checkpoint knows about the records; see `known`."""
         self.lost: dict[str, str] = {}
         """What `begin` found to be lost of the records of a resumed run, by file."""
 
@@ -88,11 +89,12 @@ class Recorder:
             if moved is not None:
                 CONSOLE.warning("report and plugins' files of an earlier run are now in %s", moved)
         else:
-            self._recorded, self.lost = self._files.rewind(resumed.step, self._saved)
+            self._recorded, self.lost = self._files.rewind(resumed.step, self.saved)
             self._phase = (resumed.pending or resumed.schedule).phase
             self.peaks = self._files.peaks_of(resumed.step)
         self._files.whole("config.toml", dumps(unstructure(self._config)))
-        self._files.whole("machine.json", _document(_facts()))
+        facts = {key: one for found in loaded(FACTS_GROUP) for key, one in found().items()}
+        self._files.whole("machine.json", _document(facts))
         if self._origins is not None:
             self._files.whole("origins.json", _document(dict(self._origins)))
         self._write_early()
@@ -101,15 +103,16 @@ class Recorder:
         """Return the fact about the records for the checkpoint of update `step`."""
         return {"records": self._files.records.saved(step)} if self._files else {}
 
-    def expect(self, checkpoint: Path, facts: Mapping[str, Any]) -> None:
-        """Take in the facts of a checkpoint, before `begin`. Errors mean that they are invalid.
+    def known(self, checkpoint: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fact of a checkpoint about the records. Errors mean that it is invalid.
 
         Checkpoints of earlier versions have none; those of other runs are about other records.
         """
         own = checkpoint.resolve().parent == checkpoint_root(self._config.run)
-        self._saved = facts.get("records", {}) if own else {}
+        found: Mapping[str, Any] = facts.get("records", {}) if own else {}
         if self._files:
-            self._files.records.check(self._saved)
+            self._files.records.check(found)
+        return found
 
     def event(self, event: MutableMapping[str, Any]) -> None:
         """Append an event to events.jsonl."""
@@ -242,11 +245,6 @@ def _files(run: RunSection) -> RunDirectory | None:
         msg = f"{elsewhere!r} needs a run directory: set run.dir @ run.checkpoint_dir"
         raise ConfigError(msg)
     return None
-
-
-def _facts() -> dict[str, Any]:
-    """Return the facts about this machine from all entry points of `FACTS_GROUP`."""
-    return {key: value for facts in loaded(FACTS_GROUP) for key, value in facts().items()}
 
 
 def _document(value: Any) -> str:

@@ -15,7 +15,7 @@ from neaptide.api.memory import MemorySample
 from neaptide.checkpoint.catalog import checkpoints
 from neaptide.config.toml import parse
 from neaptide.errors import ConfigError, RunDirectoryError
-from neaptide.io.folder import Folder
+from neaptide.io.folder import HELD, Folder
 from neaptide.io.locking import FolderLock
 from neaptide.io.logging import CONSOLE
 from neaptide.plugin import sole
@@ -65,7 +65,9 @@ class RunDirectory:
                     folder = opened.enter_context(closing(Folder(elsewhere, make=True)))
                     if folder.path != self.path:
                         self._locks.append(opened.enter_context(closing(FolderLock(folder))))
+                        HELD[folder.path] = folder
                 self._checkpoints = folder.path
+            HELD[self.path] = self._folder
             self._folder.clear()
             for name in ("checkpoints", "plugins"):
                 self._refuse_link(name)
@@ -88,6 +90,9 @@ class RunDirectory:
             self._refuse_link("checkpoints")
         except BlockingIOError as error:
             raise _taken(self.path, error) from None
+        except NotADirectoryError as error:
+            msg = f"{self._checkpoints} cannot be reached: {error.strerror}; move it away"
+            raise RunDirectoryError(msg) from error
         except OSError:  # the disk fails, or the folder was deleted: a save tells, or makes it
             pass
         return self._checkpoints

@@ -15,9 +15,11 @@ import torch
 
 from neaptide.api import rng
 from neaptide.api.phases import PHASES
-from neaptide.errors import CheckpointError, described, is_out_of_memory
+from neaptide.errors import CheckpointError, described, ends, is_out_of_memory
 from neaptide.loop.state import COUNTERS
 from neaptide.plugin import shipped
+
+from .signals import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,10 +44,10 @@ def formed(
     """
     try:
         yield
-    except (CheckpointError, KeyboardInterrupt, SystemExit):
+    except (CheckpointError, Interrupted):
         raise
     except BaseException as error:
-        if begun and is_out_of_memory(error):
+        if ends(error) or (begun and is_out_of_memory(error)):
             raise
         what = f"{owner} cannot load its part of" if owner else "wrong form of"
         said = f"{what} section {section!r} ({described(error):.200})"

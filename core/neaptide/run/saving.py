@@ -100,7 +100,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     loaded = checkpoints.load(directory)
     with formed(loaded, "manifest"):
         check_manifest(loaded)
-        parts.recorder.expect(directory, loaded.manifest.facts)
+        records = parts.recorder.known(directory, loaded.manifest.facts)
         _check_plugins(loaded, parts, allow_changes=allow_changes)
     if not allow_changes:
         with formed(loaded, "config"):
@@ -121,6 +121,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     if not allow_changes:
         check_names("the object", loaded.outline("extra").keys(), parts.extra.keys())
 
+    parts.state.half_loaded, parts.recorder.saved = directory, records
     _keep_threads(loaded.manifest.facts.get("threads"), parts.config.train.threads)
     store = parts.store
     # Leave the phase first: plugins that store weights in another form then decode the weights.
@@ -134,13 +135,13 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
     for name, state in loaded.section("plugins").items():
         if name in plugins:
             with formed(loaded, "plugins", f"plugin {name!r}", begun=True):
-                load_state = partial(plugins[name].load_state_dict, state)
-                ask(name, "load_state_dict", load_state)
+                ask(name, "load_state_dict", partial(plugins[name].load_state_dict, state))
     for name, state in loaded.section("extra").items():
         if name in parts.extra:
             with formed(loaded, "extra", f"the object {name!r}", begun=True):
                 parts.extra[name].load_state_dict(state)
     rng.restore(small["rng"])
+    parts.state.half_loaded = None
     return small["data"]
 
 

@@ -9,6 +9,7 @@ import torch
 from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.task import Run
+from neaptide.errors import CheckpointError
 from neaptide.io.logging import run_logger, said
 from neaptide.loop.schedule import LearningRate
 from neaptide.loop.state import TrainState
@@ -139,7 +140,10 @@ class Session:
 
     def begin(self) -> None:
         """Prepare the run directory before the first step. Idempotent."""
-        if not self._begun:
+        if self.state.half_loaded is not None:
+            msg = f"the run is half loaded, from {self.state.half_loaded}: make a new trainer"
+            raise CheckpointError(msg)
+        if not (self._begun or self._closed):
             self._begun = True
             self.recorder.begin(self.state if self._loaded else None)
             for name, lost in self.recorder.lost.items():
@@ -175,6 +179,8 @@ class Session:
         return path
 
     def _write(self, *, directory: Path) -> Path:
+        if self._loaded or self.state.half_loaded:
+            self.begin()  # cuts the records back: the checkpoint has to know how long they are
         return saving.save(directory, self._parts, self.data_state)
 
     def load(self, directory: Path, *, allow_changes: bool) -> None:

@@ -100,7 +100,7 @@ class CodedOp:
 
     def new_state(self, param: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the state of a parameter before the first step; all its tensors are 0."""
-        number, zeros = param.numel(), partial(torch.zeros, device=param.device)
+        number, zeros = param.numel(), param.new_zeros
         return (
             *(zeros(number, dtype=dtype) for dtype in self.codes.values()),
             *(zeros(blocks_of(number), dtype=torch.float32) for _ in self.codes),

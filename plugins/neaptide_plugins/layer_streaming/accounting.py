@@ -63,6 +63,9 @@ def account(
     ledger = ledger.scale("optimizer.state", (whole - state) / whole if whole else 0.0)
     ledger = ledger.add("core", "optimizer.state", "host", state)
     ledger = ledger.add(owner, "gradients", "host", _bytes(streaming.gradients.host.stored()))
+    unused = sum(block.homes[place].nbytes for block in streaming.blocks for place in block.apart)
+    if unused:  # the weights are where the user has put them
+        ledger = ledger.add(owner, "weights.unused", "host", unused)
     slots = _bytes(slot.flat for slot in streaming.residency.slots)
     kept = streaming.blocks if all_stay else streaming.resident
     slots += sum(block.layout.bytes for block in kept)

@@ -19,7 +19,7 @@ from .updates.backward_update import BackwardUpdate
 from .updates.blockwise import Updates
 from .updates.gradients import Gradients
 from .updates.step_hooks import is_followed, once_for_all
-from .weights.blocks import make_blocks, shared_parameters
+from .weights.blocks import make_blocks, shared_parameters, tensors_outside
 from .weights.loading import FromFiles, from_model, place_rest
 from .weights.residency import Residency
 
@@ -67,8 +67,7 @@ class Streaming:
         listener: Listener | None = None,
         lanes: Callable[[torch.device, str], Lane] | None = None,
     ) -> None:
-        self.settings = settings
-        self.optimizer = optimizer
+        self.settings, self.optimizer = settings, optimizer
         self.unpinned: str | None = None
         """The reason why host memory could not be pinned; None if it is, or need not be."""
 
@@ -82,6 +81,7 @@ class Streaming:
         place_rest(model, self.blocks, device, fill)
         make = lanes or partial(lane_for, listener=listener)
         self._lanes = [make(device, name) for name in ("to device", "to host")]
+        self._outside = partial(tensors_outside, model, self.blocks)
         self._whole = False
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
@@ -107,6 +107,7 @@ class Streaming:
             distance=settings.prefetch_distance,
             lane=inwards,
             poison=settings.poison,
+            outside=self._outside,
         )
         self.resident: list[Block] = []
         """Blocks whose weights stay on the device, the last block first."""
@@ -246,10 +247,7 @@ class Streaming:
         return back
 
     def keep_last(self, spare: int) -> int:
-        """Keep more of the last blocks on the device, up to `spare` bytes.
-
-        Return the number of blocks added.
-        """
+        """Keep more of the last blocks on the device, up to `spare` bytes; return how many."""
         before = len(self.resident)
         for block in self.blocks[::-1][before:]:
             spare -= block.layout.bytes
@@ -282,6 +280,7 @@ class Streaming:
         """Stop streaming and remove all patches; the weights stay on the host."""
         with ExitStack() as stack:
             stack.callback(self._leave)
+            stack.callback(self.residency.touched.close)
             if any(block.users for block in self.blocks):
                 end_backward(self.residency.device)
             self.residency.close()

@@ -7,11 +7,13 @@ does to the tensors of the module counts, as it does without streaming.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from neaptide.run.fit import FITTING
 
 from .updates.step_hooks import check_no_hooks
+from .weights.ending import ended_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +46,8 @@ class Turns:
     def taken(self) -> Iterator[None]:
         """Hold the module's tensors for a step or an evaluation; contexts may be nested."""
         streaming, fit = self._streaming, self._run.stash.get(FITTING)
+        if not self._depth:
+            streaming.residency.touched.begin()
         if not self._depth and (fit is None or fit is not self._fit):
             self._fit = fit
             streaming.forget_copies()
@@ -51,16 +55,18 @@ class Turns:
             streaming.gradients.begin()
         self._depth += 1
         self._permission.in_step = True
-        try:
+        with ended_by(partial(self._leave, fit)):
             yield
-        finally:
-            self._depth -= 1
-            if not self._depth:
-                self._permission.in_step = False
-                if fit is None:
-                    streaming.forget_copies()
-                else:
-                    streaming.residency.touched.end()
+
+    def _leave(self, fit: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        self._permission.in_step = False
+        if fit is None:
+            self._streaming.forget_copies()
+        else:
+            self._streaming.residency.touched.end()
 
     def check_hooks(self) -> None:
         """Raise ModelError if a hook on the optimizer's step would not see every gradient."""

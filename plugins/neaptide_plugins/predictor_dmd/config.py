@@ -46,6 +46,7 @@ SPEC = PluginSpec(
     load="neaptide_plugins.predictor_dmd.plugin:PredictorDmd",
     config=PredictorDmdConfig,
     summary="Predicts updates by dynamic mode decomposition of a window of snapshots.",
+    dry_run={"sample_every": 1},
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

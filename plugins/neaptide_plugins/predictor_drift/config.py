@@ -47,6 +47,7 @@ SPEC = PluginSpec(
     config=PredictorDriftConfig,
     summary="Predicts updates from the drift between the two halves of a long window.",
     version=2,
+    dry_run={"min_window": 4, "max_window": 4, "sample_every": 1},
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

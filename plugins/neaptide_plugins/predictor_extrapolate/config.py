@@ -37,6 +37,7 @@ SPEC = PluginSpec(
     load="neaptide_plugins.predictor_extrapolate.plugin:PredictorExtrapolate",
     config=PredictorExtrapolateConfig,
     summary="Predicts updates by a line or a parabola fitted to a window of weights.",
+    dry_run={"samples": 3, "sample_every": 1},
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

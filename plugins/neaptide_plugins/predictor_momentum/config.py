@@ -29,6 +29,7 @@ SPEC = PluginSpec(
     load="neaptide_plugins.predictor_momentum.plugin:PredictorMomentum",
     config=PredictorMomentumConfig,
     summary="Predicts updates from an average velocity of the weights over a window.",
+    dry_run={"samples": 2, "sample_every": 1},
     claims={"predictor"},
     phases={"predict"},
     numerics="changes-training",

@@ -78,7 +78,10 @@ class AllocationLog:
         given: Iterable[torch.Tensor] = (),
         device: torch.device | None = None,
     ) -> None:
-        """Note a storage that was made from the tensors `given`, unless it is known."""
+        """Note a storage that was made from the tensors `given`, unless it is known.
+
+        `device` is `DEVICE` or the host; without it, the storage is where `given` is.
+        """
         address = storage._cdata  # noqa: SLF001 - two Python objects may stand for one storage
         if address not in self._pieces:
             piece = self._pieces[address] = Holding(self._place(given, device), self.kind)
@@ -91,8 +94,10 @@ class AllocationLog:
         return self._accelerated and (piece is None or piece.where != "device")
 
     def _place(self, given: Iterable[torch.Tensor], device: torch.device | None) -> Where:
-        if not self._accelerated or device == DEVICE:
+        if not self._accelerated:
             return "device"
+        if device is not None:
+            return "device" if device == DEVICE else "host"
         sources = [one for one in given if one.ndim]
         if sources:  # a tensor on the accelerator says that its device is `cpu`
             return "host" if all(map(self.is_on_host, sources)) else "device"

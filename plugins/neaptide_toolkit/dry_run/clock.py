@@ -65,6 +65,7 @@ class Clock:
             self._copied += given[0].numel() * given[0].element_size()
             return
         hosts = [self._is_on_host(one) for one in given if one.ndim]
+        on_both = any(hosts) and not all(hosts)
         if operation is _READ:
             if not self._is_on_host(given[0]):
                 self._run(HOST, rates.copy_latency)
@@ -75,17 +76,29 @@ class Clock:
             self._run(HOST, rates.copy_latency + made.numel() * made.element_size() / rate)
             self._enqueued = self.now
         elif hosts and all(hosts):
-            work = _flops(operation, args, made) / rates.host_flops
-            self._enqueued = max(self._enqueued, self.now)
-            self._run(HOST, max(work, moved / rates.host_bandwidth))
-            self._enqueued = self.now
+            self._on_host(_flops(operation, args, made), moved)
         else:
+            if on_both:  # lists of tensors: an optimizer's step over all weights
+                there = sum(
+                    one.numel() * one.element_size()
+                    for one in given
+                    if one.ndim and self._is_on_host(one)
+                )
+                self._on_host(0.0, there)
+                moved -= there
             half = any(one.dtype in _HALF for one in given)
             work = _flops(operation, args, made) / (
                 rates.flops_half if half else rates.flops_single
             )
             self._enqueued += rates.launch_host
             self._run(COMPUTE, rates.launch_device + max(work, moved / rates.bandwidth))
+
+    def _on_host(self, flops: float, moved: int) -> None:
+        """Run an operation of the host, which waits for its end."""
+        rates = self._rates
+        self._enqueued = max(self._enqueued, self.now)
+        self._run(HOST, max(flops / rates.host_flops, moved / rates.host_bandwidth))
+        self._enqueued = self.now
 
     def copies(self, work: Callable[[], None]) -> int:
         """Run `work`; return the bytes that it copies."""

@@ -12,7 +12,8 @@ import psutil
 from torch.utils._python_dispatch import _disable_current_modes
 
 from neaptide import HybridTrainer
-from neaptide.errors import DataError
+from neaptide.errors import DataError, NeaptideError, described
+from neaptide.hooks.registry import installed_plugins
 from neaptide.run import assembly
 from neaptide.run.feed import moved
 from neaptide_toolkit.machine import profiles
@@ -22,14 +23,17 @@ from neaptide_toolkit.offload.pages import watched
 from neaptide_toolkit.tensors import nested_tensors
 
 from .allocations import DEVICE, OTHER, AllocationLog
+from .assumptions import UnplannableError
 from .clock import Clock
+from .reading import reads_by
 from .unknown import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
+    from neaptide.api.steps import StepResult
     from neaptide.config import RunConfig
     from neaptide_toolkit.machine.profiles import Rates
 
@@ -44,6 +48,8 @@ _ANY = "rtx4090"
 """A profile whose times nobody reads."""
 _STEPS = 3
 """Full steps: the first makes the optimizer's state, the last one is timed."""
+_MOST = 12
+"""Steps at most: a predictor that does not jump before is not planned in Predict."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,6 +63,9 @@ class DryRun:
         waited: seconds in which the computation waited for a lane, by its name.
         tokens: tokens in a batch; None if a batch has no tokens.
         process: bytes of RAM of this process, with PyTorch and the data, without tensors.
+        assumptions: what is taken for granted of values that decide, each in one line, with the
+            file and line of the code.
+        jumped: whether Predict and Correct were run, too; None if no plugin predicts.
     """
 
     allocations: AllocationLog
@@ -65,6 +74,8 @@ class DryRun:
     waited: Mapping[str, float]
     tokens: int | None
     process: int
+    assumptions: tuple[str, ...]
+    jumped: bool | None
 
 
 def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
@@ -92,29 +103,42 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
         inside.enter_context(lanes_by(clock.lane))
         inside.enter_context(watched(mapped))
         inside.enter_context(log.resized())
+        inside.enter_context(reads_by(mode))
+        inside.enter_context(_explained(mode))
         inside.enter_context(mode)
-        trainer = inside.enter_context(HybridTrainer.from_config(_without_files(config, kind)))
+        if accelerated:
+            inside.enter_context(_computing_on_device())
+        trainer = inside.enter_context(HybridTrainer.from_config(_prepared(config, kind)))
         if accelerated:
             _as_cuda_does(trainer.optimizer)
         with _disable_current_modes():  # data have values
             data = assembly.build_data(config, trainer.hooks)
             batches = [*islice(cycle(data.train), _STEPS)]
+            evaluated = None if data.validation is None else [*islice(data.validation, 1)]
         if not batches:
             msg = "the training data gave no batch @ data.name"
             raise DataError(msg)
-        trainer.run.timeline.listen(_listener(log, trainer))
-        for batch in batches:
+        trainer.run.timeline.listen(_listener(log, trainer, mode))
+
+        def train(batch: Any, phase: str) -> StepResult:
             clock.restart()
             log.kind = "batch"
             here = moved(batch, DEVICE) if accelerated else batch
             log.kind = OTHER
-            result = trainer.step(here, phase="full")
+            result = trainer.step(here, phase=phase)
             del here
             _name(log, trainer)
+            return result
+
+        for batch in batches:
+            result = train(batch, "full")
         seconds, busy, waited = clock.now - clock.started, dict(clock.busy), dict(clock.waited)
-        if data.validation is not None:
+        jumped = None
+        if any("predictor" in spec.claims for spec in trainer.hooks.specs.values()):
+            jumped = _jump(train, batches[-1])
+        if evaluated is not None:
             log.during = "evaluate"
-            trainer.evaluate(islice(data.validation, 1))
+            trainer.evaluate(evaluated)
         return DryRun(
             allocations=log,
             seconds=None if rates is None else seconds,
@@ -122,16 +146,49 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
             waited={} if rates is None else waited,
             tokens=result.tokens,
             process=psutil.Process(os.getpid()).memory_info().rss,
+            assumptions=tuple(mode.assumptions),
+            jumped=jumped,
         )
 
 
-def _without_files(config: RunConfig, kind: str) -> RunConfig:
+def _jump(train: Callable[[Any, str], StepResult], batch: Any) -> bool:
+    """Train until a jump is made and corrected; return whether it was made."""
+    for _ in range(_MOST):
+        try:
+            result = train(batch, "predict")
+        except UnplannableError:
+            return False  # the predictor reads values
+        if result.jump is not None:
+            train(batch, "correct")
+            return True
+    return False
+
+
+def _prepared(config: RunConfig, kind: str) -> RunConfig:
+    """Return the configuration without files, and with what plugins set in a dry run."""
     device = "cpu" if kind == "cpu" else str(DEVICE)
+    specs = installed_plugins().usable()
+    plugins = {
+        name: attrs.evolve(settings, **specs[name].dry_run)
+        for name, settings in config.plugins.items()
+    }
     return attrs.evolve(
         config,
+        plugins=plugins,
         run=attrs.evolve(config.run, dir=None),
         train=attrs.evolve(config.train, device=device),
     )
+
+
+@contextmanager
+def _computing_on_device() -> Iterator[None]:
+    """Let a run compute on `DEVICE`, though its tensors say that they are on `cpu`."""
+    original = assembly.choose_device
+    assembly.choose_device = lambda name, model: DEVICE  # noqa: ARG005 - their names are asked
+    try:
+        yield
+    finally:
+        assembly.choose_device = original
 
 
 def _as_cuda_does(optimizer: torch.optim.Optimizer) -> None:
@@ -139,6 +196,24 @@ def _as_cuda_does(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
+
+
+@contextmanager
+def _explained(mode: Unknown) -> Iterator[None]:
+    """Say what was assumed if the code fails: an assumption may be the cause."""
+    try:
+        yield
+    except NeaptideError:
+        raise
+    except Exception as error:
+        *_, last = (None, *mode.assumptions)
+        if last is None:
+            raise
+        msg = (
+            f"the run fails without values: {described(error)}; a plan assumed what may be wrong: "
+            f"{last}"
+        )
+        raise UnplannableError(msg) from error
 
 
 def _name(log: AllocationLog, trainer: HybridTrainer) -> None:
@@ -149,10 +224,11 @@ def _name(log: AllocationLog, trainer: HybridTrainer) -> None:
     log.name(parameters, "weights")
 
 
-def _listener(log: AllocationLog, trainer: HybridTrainer) -> Any:
+def _listener(log: AllocationLog, trainer: HybridTrainer, mode: Unknown) -> Any:
     @contextmanager
     def opened(name: str, category: str) -> Iterator[None]:
         before = log.during, log.kind
+        mode.assumptions.restart()
         if category == "step":
             log.during = name.rsplit(maxsplit=1)[-1]
         elif category == "core" and name in _MOMENTS:

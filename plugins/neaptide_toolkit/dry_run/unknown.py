@@ -2,8 +2,8 @@
 
 The tensors are ordinary CPU tensors. Their memory is reserved, but never written, so that it takes
 no RAM. Views, storages, addresses and autograd are PyTorch's own. Small tensors whose values are
-known, such as counters and masks, are computed. Where code reads the value of an unknown tensor,
-it gets 1 or True: a loss is finite, a check passes.
+known, such as counters and masks, are computed. All unknown values are finite. Where code reads one
+of them, it gets 1 or True: a check passes. What it read, and where, is noted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,30 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from .assumptions import Assumptions, refuse_layouts
+from .bounds import has_mask
+from .lstm import temporary
 from .shapes import Shape, Shapes
+from .uniform import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operation of `Tensor.item`
+_TO_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 - the operation of `Tensor.to`
 _OF_SHAPES = {torch.ops.aten.is_set_to.default, torch.ops.aten.is_same_size.default}
 """Operations that return no tensor and read no value. All others of the kind compare values."""
-_ALIASING = {torch.ops.aten._unsafe_view.default}  # noqa: SLF001 - a view that is not said to be one
+_ALIASING = {
+    torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - PyTorch's own name
+    torch.ops.aten.unsafe_split.Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default,
+}
+"""Views that are not said to be views."""
 _FINDS_NOTHING = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default}
-_SMALL = 2**20
-"""Bytes of arguments and results up to which an operation on known values is computed."""
+_SMALL, _SMALL_IF_INTEGER = 2**20, 2**25
+"""Bytes of arguments and results up to which an operation on known values is computed. Tokens and
+masks decide about shapes more often than other values do."""
+_INTEGER = (torch.bool, torch.int32, torch.int64)
 
 
 class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -37,6 +49,9 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         made: called with each storage that an operation allocates, the tensors that it was given,
             and its device: None if it was not named.
         ran: called with each operation that would compute, its arguments and its results.
+
+    Attributes:
+        assumptions: what is taken for granted of unknown values.
     """
 
     def __init__(
@@ -46,8 +61,10 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._made, self._ran = made, ran
-        self._shapes = Shapes()
-        self._unknown: set[int] = set()  # of storages, by address of the C++ object
+        self.assumptions = Assumptions()
+        self._shapes = Shapes(self._count, self.assumptions.note)
+        # By address of the storage's C++ object: the value of all elements; None if they differ.
+        self._unknown: dict[int, Any] = {}
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """From now on, the values of `tensors` count as unknown."""
@@ -64,63 +81,128 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         kwargs = kwargs or {}
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
         if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
-            with self:  # a subclass computes with ordinary tensors, which come here
-                return func(*args, **kwargs)
-        unknown = any(one.untyped_storage()._cdata in self._unknown for one in given)  # noqa: SLF001
+            return NotImplemented  # the subclass computes with ordinary tensors, which come here
+        refuse_layouts(given, func)
+        unknown = any(map(self.is_unknown, given))
+        kind = _kind(func)
         if func is _READ and unknown:
             self._ran(func, args, ())
-            return torch.ones((), dtype=args[0].dtype).item()
-        kind = _kind(func)
+            return self.read(args[0])
         if func is _READ or kind == "view":
             return func(*args, **kwargs)
         if kind == "tells":
             return True if unknown and func not in _OF_SHAPES else func(*args, **kwargs)
         if func in _FINDS_NOTHING:
             return None
-        made = None if kind == "changes" else self._shapes.of(func, args, kwargs)
-        if not unknown and _bytes(given, made) > _SMALL:
-            unknown = True
-        if not unknown:
-            return self._noted(func(*args, **kwargs), given, kwargs.get("device"), known=True)
+        if unknown or not _is_small(given, ()):
+            return self._without_values(func, args, kwargs, given)
+        if not _has_size_by_value(func, args):
+            made = None if kind == "changes" else self._shapes.of(func, args, kwargs)
+            if not _is_small(given, made):
+                return self._without_values(func, args, kwargs, given)
+        return self._noted(func(*args, **kwargs), given, _named(func, args, kwargs))
+
+    def _without_values(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        kind = _kind(func)
         changed = _changed(func, args, kwargs) if kind != "makes" else []
         self.forget(changed)
-        result = _returned(func, args, kwargs) if kind == "changes" else tree_map(_empty, made)
-        if kind != "changes":
-            self._noted(result, given, kwargs.get("device"), known=False)
-        self._ran(func, args, changed if result is None else result)
+        if kind == "changes":
+            result = _returned(func, args, kwargs)
+            self._ran(func, args, changed if result is None else result)
+            return result
+        made = self._shapes.of(func, args, kwargs)
+        value = None
+        if kind == "makes" and isinstance(made, Shape):
+            value = value_of(func, args, kwargs, self._value, self.assumptions.read)
+        result = self._noted(tree_map(_empty, made), given, _named(func, args, kwargs))
+        if value is not None and _is_small((), made):
+            result.fill_(value)
+        else:
+            for one in tree_iter(result):
+                if isinstance(one, torch.Tensor):
+                    self._mark(one.untyped_storage(), value)
+        if inside := temporary(func, args):
+            self._noted(Shape((inside,), (1,), torch.uint8).made(), given, kwargs.get("device"))
+        self._ran(func, args, result)
         return result
 
-    def _noted(
-        self,
-        result: Any,
-        given: list[torch.Tensor],
-        device: torch.device | None,
-        *,
-        known: bool,
-    ) -> Any:
+    def is_unknown(self, tensor: torch.Tensor) -> bool:
+        """Return whether the values of a tensor are unknown."""
+        return tensor.untyped_storage()._cdata in self._unknown  # noqa: SLF001 - the identity
+
+    def read(self, tensor: torch.Tensor) -> Any:
+        """Return the number that code gets which reads an unknown tensor with one element.
+
+        Raises:
+            UnplannableError: the same place reads again and again.
+        """
+        value = self._value(tensor)
+        if value is None:
+            value = torch.ones((), dtype=tensor.dtype).item()
+            self.assumptions.read(value)
+        return torch.full((), value, dtype=tensor.dtype).item()
+
+    def _value(self, tensor: torch.Tensor) -> Any:
+        """Return the value of all elements; None if they are unknown or differ."""
+        storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - as above
+        if storage in self._unknown:
+            return self._unknown[storage]
+        return tensor.item() if tensor.numel() == 1 else None
+
+    def _count(self, tensor: torch.Tensor) -> int:
+        """Return how many elements are not 0, or how many can be."""
+        if not self.is_unknown(tensor):
+            return int(tensor.count_nonzero())
+        value = self._value(tensor)
+        if value is None:
+            self.assumptions.note(f"a mask chooses all of its {tensor.numel()} elements")
+        return tensor.numel() if value is None or value else 0
+
+    def _noted(self, result: Any, given: list[torch.Tensor], device: torch.device | None) -> Any:
         for one in tree_iter(result):
             if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
-                self._made(storage, given, device)
-                if not known:
-                    self._mark(storage)
+                refuse_layouts([one], "an operation")
+                self._made(one.untyped_storage(), given, device)
         return result
 
-    def _mark(self, storage: torch.UntypedStorage) -> None:
+    def _mark(self, storage: torch.UntypedStorage, value: Any = None) -> None:
         address = storage._cdata  # noqa: SLF001 - two Python objects may stand for one storage
         if address not in self._unknown:
-            self._unknown.add(address)
-            weakref.finalize(storage, self._unknown.discard, address).atexit = False
+            weakref.finalize(storage, self._unknown.pop, address, None).atexit = False
+        self._unknown[address] = value
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device that an operation names; None if the name `cpu` may mean either memory.
+
+    A tensor of the accelerator says `cpu`, too. But a copy that changes no dtype leaves its device.
+    """
+    device: torch.device | None = kwargs.get("device")
+    if device is None or device.index is not None:
+        return device
+    moves = func is _TO_COPY and kwargs.get("dtype") in (None, args[0].dtype)
+    return device if moves else None
 
 
 def _empty(value: Any) -> Any:
-    return value.made("cpu") if isinstance(value, Shape) else value
+    return value.made() if isinstance(value, Shape) else value
 
 
-def _bytes(given: Iterable[torch.Tensor], made: Any) -> int:
-    shapes = [one for one in tree_iter(made) if isinstance(one, Shape)]
-    sizes = (torch.Size(one.size).numel() * one.dtype.itemsize for one in shapes)
-    return sum(one.numel() * one.element_size() for one in given) + sum(sizes)
+def _is_small(given: Iterable[torch.Tensor], made: Any) -> bool:
+    """Return whether an operation is so small that it is computed if its values are known."""
+    whole = [Shape.of(one) for one in given]
+    whole += [one for one in tree_iter(made) if isinstance(one, Shape)]
+    integer = all(one.dtype in _INTEGER for one in whole)
+    return sum(one.nbytes for one in whole) <= (_SMALL_IF_INTEGER if integer else _SMALL)
+
+
+def _has_size_by_value(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether the size of what an operation makes depends on the values of its arguments."""
+    return has_mask(func, args) or (
+        torch.Tag.dynamic_output_shape in func.tags and func is not torch.ops.aten.index.Tensor
+    )
 
 
 @cache

@@ -78,11 +78,16 @@ class PeakMeter:
         """Return the peaks since `reset`."""
         now = self.sample()
         device = allocator_count(self._device, "max_memory_allocated") if now.device_bytes else None
-        return MemorySample(device, max(self._sampled, _high_water() if self.exact_host else 0))
+        return MemorySample(device, max(self._sampled, high_water() if self.exact_host else 0))
 
 
-def _high_water() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+def high_water() -> int:
+    """Return the most bytes of RAM that this program has had; 0 if the system does not tell.
+
+    `ru_maxrss` tells more: also what the process that started this one had.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
     return 0

@@ -26,8 +26,8 @@ _mapped_now: WeakSet[Pages] = WeakSet()
 _watching: ContextVar[Callable[[Pages, torch.Tensor], None] | None] = ContextVar(
     "watching", default=None
 )
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def mapped(size: int, kind: type[P]) -> tuple[P, torch.Tensor]:
     """
     listener = _watching.get()
     try:
-        pages = kind(-1, max(size, 1), flags=_PRIVATE | (_NO_RESERVE if listener else 0))
+        pages = kind(-1, max(size, 1), flags=PRIVATE | (NO_RESERVE if listener else 0))
     except (OSError, ValueError, OverflowError) as error:
         msg = f"cannot reserve {size} bytes of RAM: {error}; see `ulimit -v`, or stream less"
         raise MemoryError(msg) from error

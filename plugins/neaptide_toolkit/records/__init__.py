@@ -29,6 +29,7 @@ ROWS, METRICS, EVENTS = RECORDS = ("steps.csv", "metrics.jsonl", "events.jsonl")
 _HEADER = ",".join(COLUMNS)
 _DIGITS = 15  # the most digits of a step; a row with a longer number is damaged
 _NO_STEP = -1.0
+_EVALUATED = '"val_loss"'
 _LONGEST_TEXT = 1000  # if a line is too long, its values are cut to this many characters
 _cells = attrgetter(*COLUMNS)
 
@@ -43,24 +44,34 @@ class _Extent:
 
 
 class _Written:
-    """Counts and digests the lines of a record, without the header."""
+    """Counts and digests the lines of a record, without the header.
+
+    The last validation loss is not what a checkpoint of its update knows: a resume measures it
+    again, perhaps on other data.
+    """
 
     def __init__(self, name: str, lines: Iterable[str] = ()) -> None:
-        self._step_of = _READERS[name]
+        self._name, self._step_of = name, _READERS[name]
         self._sha256, self._lines = hashlib.sha256(), 0
         self._last, self._of_last = 0.0, 0  # the last step, and the number of its lines
+        self._evaluated: tuple[float, _Extent | None] = -1.0, None  # before that evaluation
         for line in lines:
             self.add(line)
 
     def add(self, line: str) -> None:
+        step = self._step_of(line)
+        if self._name == METRICS and _EVALUATED in line and self._evaluated[0] < step < math.inf:
+            self._evaluated = step, self.saved(step)
         self._sha256.update(_bytes([line]))
         self._lines += 1
-        step = self._step_of(line)
         if self._last < step < math.inf:
             self._last, self._of_last = step, 0
         self._of_last += step == self._last
 
-    def saved(self, step: int) -> _Extent:
+    def saved(self, step: float) -> _Extent:
+        at, extent = self._evaluated
+        if extent is not None and at == step:
+            return extent
         before = self._lines - (self._of_last if step == self._last else 0)
         return _Extent(self._lines, before, self._sha256.hexdigest())
 
@@ -145,7 +156,7 @@ class Records:
         kept = [
             line
             for line in _lines(METRICS, content)
-            if not ('"val_loss"' in line and _json_step(line) == step)
+            if not (_EVALUATED in line and _json_step(line) == step)
         ]
         self._replace(METRICS, content, kept)
 

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import attrs
 from cyclopts import Parameter
 
 from neaptide.api.records import LEVELS
-from neaptide.cli.output import AsJson, print_json, print_text
+from neaptide.cli.output import AsJson, print_json, print_table, print_text
+from neaptide.errors import NeaptideError
 from neaptide.text import visible
 
 if TYPE_CHECKING:
@@ -33,9 +35,18 @@ def doctor(
         Path, Parameter(name="--dir", help="Directory of runs; its disk is examined.")
     ] = Path("runs"),
     disk: Annotated[bool, Parameter(help="Measure the disk's speed, for about a second.")] = True,
+    bench: Annotated[
+        bool, Parameter(negative="", help="Measure the machine's rates, which `plan` then uses.")
+    ] = False,
     json: AsJson = False,
 ) -> int:
-    """Examine machine, installation and plugins. The exit code is 1 if there is an error."""
+    """Examine machine, installation and plugins. The exit code is 1 if there is an error.
+
+    With `--bench` only the rates are measured, for about a minute. They are stored as a profile in
+    `$XDG_CACHE_HOME/neaptide`, or else in `~/.cache/neaptide`.
+    """
+    if bench:
+        return _bench(directory, json=json)
     from .examine import examine  # noqa: PLC0415 - the other verbs do not need it
 
     report = examine(directory, trial=disk)
@@ -46,6 +57,34 @@ def doctor(
     else:
         print_text("\n".join(text for _, text in _lines(report)))
     return report.exit_code
+
+
+def _bench(directory: Path, *, json: bool) -> int:
+    """Measure this machine, store its profile, and print it."""
+    from neaptide.run.assembly import choose_device  # noqa: PLC0415 - imports torch
+    from neaptide_toolkit.machine import measuring, profiles  # noqa: PLC0415 - likewise
+
+    from .disk import nearest  # noqa: PLC0415 - as above
+
+    device = choose_device("auto", None)
+    if device.type not in ("cpu", "cuda"):
+        msg = f"rates can be measured on a CPU or with CUDA (got {device.type!r})"
+        raise NeaptideError(msg)
+    try:
+        path = measuring.store(device, nearest(directory))
+    except OSError as error:
+        msg = f"the rates cannot be measured or stored: {error.strerror} ({error.filename})"
+        raise NeaptideError(msg) from error
+    found = profiles.load(path)
+    if json:
+        print_json({**attrs.asdict(found), "path": str(path)})
+        return 0
+    when = ", ".join(f"{name} {value}" for name, value in found.measured.items())
+    print_text(f"{found.name} ({when})")
+    rates = attrs.asdict(found.rates)
+    print_table([(name, f"{rates[name]:.3g}", found.sources[name]) for name in rates])
+    print_text(f"stored in {path}; neaptide plan uses it")
+    return 0
 
 
 def _lines(report: Report) -> Iterator[tuple[tuple[str, int], str]]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import psutil
 import torch
 
+from neaptide.devices import api_of
 from neaptide.errors import ConfigError
 from neaptide.run.assembly import choose_device
 from neaptide_toolkit.machine import facts, profiles
-from neaptide_toolkit.machine.devices import total_bytes
+from neaptide_toolkit.machine.devices import free_bytes, total_bytes
 
 if TYPE_CHECKING:
-    from neaptide_toolkit.machine.profiles import Rates
+    from neaptide_toolkit.machine.profiles import Machine, Rates
 
 GIB = 2**30
 CONTEXT = GIB // 2
@@ -38,11 +41,16 @@ class PlannedMachine:
         return "cpu" if self.device is None else "cuda"
 
 
-def target(device: str | None, ram: float | None, configured: str = "auto") -> PlannedMachine:
+def target(
+    device: str | float | Machine | PlannedMachine | None,
+    ram: float | None,
+    configured: str = "auto",
+) -> PlannedMachine:
     """Return the machine that `--device` and `--ram` name.
 
     Args:
-        device: a profile's name, a number of GiB, `cpu`, or None for this machine's device.
+        device: a profile or its name, a number of GiB, `cpu`, a machine, or None for this machine's
+            device.
         ram: GiB; None for this machine's RAM.
         configured: the value of `train.device`; it counts if `device` is None.
 
@@ -52,15 +60,22 @@ def target(device: str | None, ram: float | None, configured: str = "auto") -> P
     if ram is not None and not ram > 0:
         msg = f"a machine has more than 0 GiB of RAM (got {ram:g} @ --ram)"
         raise ConfigError(msg)
+    if isinstance(device, PlannedMachine):
+        return device if ram is None else attrs.evolve(device, host=int(ram * GIB))
     host = facts.memory().limit if ram is None else int(ram * GIB)
     if device is None:
-        return _this(choose_device(configured, None), host)
+        return _measured(_this(choose_device(configured, None), host))
     if device == "cpu":
         return PlannedMachine(name="a CPU", device=None, host=host, rates=None)
     try:
-        gib = float(device)
-    except ValueError:
-        found = profiles.load(device)
+        gib = float(device)  # type: ignore[arg-type]  # a profile is refused
+    except (TypeError, ValueError):
+        found = device
+        if isinstance(device, str):
+            found = profiles.load(Path(device) if device.endswith(".json") else device)
+        if not isinstance(found, profiles.Machine):
+            msg = f"a machine is a profile, its name or a number of GiB (got {device!r:.80})"
+            raise ConfigError(msg) from None
         return PlannedMachine(
             name=found.name, device=found.rates.capacity, host=host, rates=found.rates
         )
@@ -70,6 +85,35 @@ def target(device: str | None, ram: float | None, configured: str = "auto") -> P
     return PlannedMachine(
         name=f"a GPU of {gib:g} GiB", device=int(gib * GIB), host=host, rates=None
     )
+
+
+def free_now(configured: str) -> PlannedMachine:
+    """Return this machine, with the memory that this process can have now.
+
+    Args:
+        configured: the value of `train.device`.
+    """
+    device = choose_device(configured, None)
+    ram = facts.memory()
+    room = None if ram.room is None else ram.room + psutil.Process().memory_info().rss
+    host = min((one for one in (ram.limit, room) if one is not None), default=None)
+    this = _this(device, host)
+    if this.device is None:
+        return this
+    free = free_bytes(device) or 0
+    reserved = getattr(api_of(device), "memory_reserved", lambda _: 0)(device)
+    # A plan counts what CUDA takes, which is no longer free here.
+    return attrs.evolve(this, device=free + reserved + CONTEXT)
+
+
+def _measured(this: PlannedMachine) -> PlannedMachine:
+    """Return this machine with the rates that `neaptide doctor --bench` has measured on it."""
+    path = profiles.measured_path()
+    if not path.exists():
+        return this
+    found = profiles.load(path)
+    known = (facts.processor().model or "CPU") if this.device is None else this.name
+    return attrs.evolve(this, rates=found.rates) if found.name == known else this
 
 
 def _this(device: torch.device, host: int | None) -> PlannedMachine:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from neaptide_toolkit.dry_run.allocations import OTHER
 from neaptide_toolkit.dry_run.running import dry_run
 
 from .machine import CONTEXT
+from .value import Plan, TierPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,58 +29,6 @@ _KINDS = {
 """What memory is for, by the moment at which it was allocated, if nothing else is known."""
 
 
-@attrs.frozen(kw_only=True)
-class TierPlan:
-    """The use of one tier: `device` or `RAM`.
-
-    Attributes:
-        moments: bytes of tensors by phase and moment, such as `full backward`.
-        kinds: bytes at the peak, by what they are for.
-        needed: bytes at the peak, with what is no tensor.
-        has: bytes of the tier; None if unknown.
-    """
-
-    moments: Mapping[str, int]
-    worst: str
-    kinds: Mapping[str, int]
-    needed: int
-    has: int | None
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the tier has enough memory, as far as is known."""
-        return self.has is None or self.needed <= self.has
-
-
-@attrs.frozen(kw_only=True)
-class Plan:
-    """What a configuration takes of a machine.
-
-    Attributes:
-        tiers: by name: `device`, unless the machine is a CPU, and `RAM`.
-        seconds_per_step: a lower bound by the machine's rates; None if they are unknown.
-        bound_by: the engine that is busy longest, such as `compute` or `to device`.
-        busy: seconds by engine.
-    """
-
-    machine: str
-    tiers: Mapping[str, TierPlan]
-    seconds_per_step: float | None
-    tokens_per_second: float | None
-    bound_by: str | None
-    busy: Mapping[str, float]
-
-    @property
-    def peak_bytes(self) -> dict[str, int]:
-        """Return the bytes that each tier needs."""
-        return {name: tier.needed for name, tier in self.tiers.items()}
-
-    @property
-    def fits(self) -> bool:
-        """Return whether all tiers have enough memory."""
-        return all(tier.fits for tier in self.tiers.values())
-
-
 def plan(config: RunConfig, target: PlannedMachine) -> Plan:
     """Return the plan of `config` on a machine. No tensor's values are computed.
 
@@ -98,6 +45,7 @@ def plan(config: RunConfig, target: PlannedMachine) -> Plan:
         tokens_per_second=tokens,
         bound_by=max(done.busy, key=lambda engine: done.busy[engine], default=None),
         busy=done.busy,
+        assumptions=done.assumptions,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -9,21 +11,21 @@ import attrs
 
 from neaptide.config import unstructure
 from neaptide.config.tables import leaves, overlay
-from neaptide.config.values import dotted
 from neaptide.errors import NeaptideError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 
 from .planning import plan
+from .value import Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from neaptide.config import RunConfig
     from neaptide.plugin import PluginSpec
 
     from .machine import PlannedMachine
-    from .planning import Plan
+    from .value import Plan
 
 TOGETHER = 3
 """The most plugins that are changed at once."""
@@ -32,59 +34,46 @@ MOST = 24
 _RANK = {"exact": 0, "tolerance": 1, "changes-training": 2}
 
 
-@attrs.frozen(kw_only=True)
-class Remedy:
-    """A changed configuration that fits.
+def searched(config: RunConfig, machine: PlannedMachine) -> Plan:
+    """Return the plan of `config`; if it does not fit, with changes with which it does.
 
-    Attributes:
-        settings: what is changed, as tables.
-        numerics: `exact` if no bit of the weights changes; else `tolerance` or `changes-training`.
+    Raises:
+        NeaptideError: the configuration cannot run, or its model needs values.
     """
-
-    settings: Mapping[str, Any]
-    numerics: str
-    config: RunConfig
-    plan: Plan
-
-    def __str__(self) -> str:
-        """Return the settings in one line, each as `--set` takes it."""
-        return ", ".join(_written(self.settings))
+    made = plan(config, machine)
+    return made if made.fits else with_changes(made, config, machine)
 
 
-@attrs.frozen(kw_only=True)
-class Searched:
-    """What a search found: the best first, and how many configurations it planned."""
-
-    remedies: tuple[Remedy, ...]
-    tried: int
-    left: bool
-    """True if the search ended before it had tried everything."""
-
-
-def search(config: RunConfig, machine: PlannedMachine) -> Searched:
-    """Return changes of `config` with which it fits, from the `search_space` of plugins.
+def with_changes(
+    made: Plan, config: RunConfig, machine: PlannedMachine, seconds: float = math.inf
+) -> Plan:
+    """Return a plan with changes of `config` that fit, from the `search_space` of plugins.
 
     Single changes are tried first, then two and three together, until some fit. The best has the
-    fewest effects on the numbers, then the most tokens a second, then the fewest settings.
+    fewest effects on the numbers, then the most tokens a second, then the fewest settings. After
+    `seconds` no other change is planned.
     """
     found: list[Remedy] = []
     tried = 0
+    end = time.monotonic() + seconds
+    left = False
     for together in range(1, TOGETHER + 1):
         for settings, numerics, changed in _candidates(config, together):
-            if tried == MOST:
-                return Searched(remedies=_best(found), tried=tried, left=True)
+            if tried == MOST or time.monotonic() > end:
+                left = True
+                break
             tried += 1
             try:
-                made = plan(changed, machine)
+                other = plan(changed, machine)
             except NeaptideError:
                 continue  # it cannot run, or does not fit
-            if made.fits:
+            if other.fits:
                 found.append(
-                    Remedy(settings=settings, numerics=numerics, config=changed, plan=made)
+                    Remedy(settings=settings, numerics=numerics, config=changed, plan=other)
                 )
-        if found:
+        if found or left:
             break
-    return Searched(remedies=_best(found), tried=tried, left=False)
+    return attrs.evolve(made, changes=_best(found), changes_tried=tried, changes_left=left)
 
 
 def _candidates(
@@ -122,11 +111,3 @@ def _best(found: Sequence[Remedy]) -> tuple[Remedy, ...]:
         return _RANK[remedy.numerics], -speed, len([*leaves(remedy.settings)])
 
     return tuple(sorted(found, key=order))
-
-
-def _written(settings: Mapping[str, Any]) -> Iterator[str]:
-    for path in leaves(settings):
-        value: Any = settings
-        for key in path:
-            value = value[key]
-        yield dotted(path) if value == {} else f"{dotted(path)} = {value!r}"

@@ -49,6 +49,7 @@ def plan(
     write: Annotated[
         Path | None, Parameter(help="Write the nearest configuration that fits to a new file.")
     ] = None,
+    html: Annotated[Path | None, Parameter(help="Write a page with bars to this file.")] = None,
     json: AsJson = False,
 ) -> int:
     """Tell whether a configuration fits a machine, and how fast it can be there.
@@ -65,25 +66,29 @@ def plan(
     for line in advice(config, ordered):
         LOG.warning("%s", line)
 
-    from . import machine, planning, search, text  # noqa: PLC0415 - they import torch
+    from . import planning, search, value  # noqa: PLC0415 - they import torch
+    from .machine import target  # noqa: PLC0415 - likewise
 
-    target = machine.target(device, ram, config.train.device)
+    machine = target(device, ram, config.train.device)
     sys.path.insert(0, str(Path.cwd()))  # as `neaptide run` does
     with redirect_stdout(sys.stderr):  # the user's code may print
-        made = planning.plan(config, target)
+        made = planning.plan(config, machine)
     if not json:
-        print_text(text.of(made))
-    found = None
+        print_text(str(made))
     if not made.fits:
         with redirect_stdout(sys.stderr):
-            found = search.search(config, target)
+            made = search.with_changes(made, config, machine)
+        if not json:
+            print_text(f"\n{value.changes(made)}")
     if json:
-        print_json(text.as_json(made, found))
-    elif found is not None:
-        print_text(f"\n{text.changes(made, found)}")
+        print_json(value.as_json(made))
+    if html is not None:
+        from .page import plan_page  # noqa: PLC0415 - only the page needs it
+
+        write_new(html, plan_page(made))
+        print_note(f"page: {html}")
     if write is not None:
-        best = [config] if found is None else [one.config for one in found.remedies[:1]]
-        _write(write, best)
+        _write(write, [config] if made.fits else [one.config for one in made.changes[:1]])
     return 0 if made.fits else DoesNotFitError.exit_code
 
 

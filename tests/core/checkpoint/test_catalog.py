@@ -189,10 +189,10 @@ def test_a_directory_that_cannot_be_listed_is_one_line(
     with pytest.raises(CheckpointError, match=r"cannot list .*: File name too long"):
         checkpoints(tmp_path / ("x" * 300))
 
-    def failing(self: Path) -> Any:
+    def failing(self: Any) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
 
-    monkeypatch.setattr("pathlib.Path.iterdir", failing)
+    monkeypatch.setattr("neaptide.io.folder.Folder.names", failing)
     for listing in (lambda: checkpoints(tmp_path), lambda: prune(tmp_path, 1)):
         with pytest.raises(CheckpointError, match=r"cannot list .*: Input/output error"):
             listing()

@@ -143,14 +143,12 @@ def test_a_structure_refers_to_a_tensor_that_is_not_there(tmp_path: Path) -> Non
 
 
 STREAMING = """
-    import resource, sys
+    import sys
     from contextlib import contextmanager
     from pathlib import Path
     import torch
     from neaptide.checkpoint import load, save
-
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    from neaptide_toolkit.machine.meter import high_water as peak
 
     @contextmanager
     def layer(value):

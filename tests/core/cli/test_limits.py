@@ -119,7 +119,7 @@ def test_too_few_files_are_one_line(limited: Any, files: int) -> None:
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "Too many open files" in line
-    assert line.endswith("; raise ulimit -n")
+    assert "; raise ulimit -n" in line
     assert 1 == line.count("ulimit")
     assert "elsewhere" not in line
 

@@ -212,7 +212,12 @@ def test_a_run_goes_on_only_when_asked_to(neaptide: Any, folder: Path) -> None:
             1,
             "'tiny_task:leaving' raised SystemExit(7) @ model.name",
         ),
-        (["model.name=tiny_task:too_large"], 4, "out of memory: [enforce fail at"),
+        (["model.name=tiny_task:too_large"], 3, "does not fit: the model has a tensor of"),
+        (
+            ["model.name=tiny_task:too_large", "run.plan=off"],
+            4,
+            "out of memory: [enforce fail at",
+        ),
         (
             ["model.name=tiny_task:out_of_host_memory"],
             4,

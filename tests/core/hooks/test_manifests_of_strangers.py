@@ -32,6 +32,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "options": ({"model:x": 5}, "a dict of classes (got {'model:x': 5})"),
     "needs": ("grad_norm", "a set of names (got 'grad_norm')"),
     "search_space": ([{}], "a tuple of dicts (got [{}])"),
+    "dry_run": ([], "a dict (got [])"),
     "presets": ({"fast": 3}, "a dict of dicts (got {'fast': 3})"),
     "converts": ([], "a dict of strings (got [])"),
     "numerics": ("approx", "one of exact, tolerance, changes-training (got 'approx')"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from support import plugin_with, stranger, tiny_trainer
 
 from neaptide import HybridTrainer
 from neaptide.errors import CheckpointError, WrongCheckpointError
+from neaptide.run.signals import Interrupted
 from neaptide_toolkit.testing import tiny_task
 from neaptide_toolkit.testing.tiny import tiny_loss
 
@@ -32,6 +34,10 @@ ERRORS: dict[str, tuple[BaseException, str]] = {
     "ValueError": (ValueError("too short"), "ValueError: too short"),
     "OSError": (OSError(5, "Input/output error"), "OSError: [Errno 5] Input/output error"),
     "an own BaseException": (OwnError(), "OwnError: its text cannot be read"),
+    "what a terminal obeys": (
+        ValueError("\x1b[2Jgone\x07 \u202e"),
+        "ValueError: \\u001b[2Jgone\\u0007 \\u202e",
+    ),
 }
 HALF = "the run is half loaded: make a new trainer; load an older checkpoint"
 
@@ -133,13 +139,59 @@ def test_an_optimizer_that_cannot_load_its_state_is_one_line(tmp_path: Path) -> 
     assert f"cannot load checkpoint {directory}: {said}" == str(caught.value)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("none left")])
+NO_FAULTS = (
+    *(KeyboardInterrupt(), SystemExit(3), GeneratorExit(), asyncio.CancelledError()),
+    *(Interrupted(2, "stopped by signal 2"), torch.OutOfMemoryError("none left")),
+)
+
+
+@pytest.mark.parametrize("error", NO_FAULTS, ids=repr)
 def test_what_is_no_fault_of_the_state_stays_what_it_is(saved: Path, error: BaseException) -> None:
     plugin = keeping(load_state_dict=raises(error))
     trainer, _ = tiny_trainer(None, [plugin], stateful={"teacher": Teacher()})
     with trainer, pytest.raises(type(error)) as caught:
         trainer.load(saved)
     assert error is caught.value
+
+
+@pytest.mark.parametrize("error", [KeyError("window"), KeyboardInterrupt()], ids=repr)
+def test_a_run_that_is_half_loaded_is_not_trained_and_not_saved(
+    saved: Path, tmp_path: Path, error: BaseException
+) -> None:
+    earlier = tmp_path / "run/steps.csv"
+    earlier.parent.mkdir()
+    earlier.write_text("rows of an earlier run\n", encoding="utf-8")
+    teacher = Teacher(error)
+    config = {"run": {"dir": str(earlier.parent)}, "train": {"steps": 3}}
+    trainer, batches = tiny_trainer(config, [keeping()], stateful={"teacher": teacher})
+    with trainer:
+        with pytest.raises(CheckpointError if isinstance(error, Exception) else type(error)):
+            trainer.load(saved, allow_changes=True)
+        for act in (
+            lambda: trainer.step(batches[0]),
+            lambda: trainer.fit(batches),
+            lambda: trainer.save(tmp_path / "half"),
+        ):
+            with pytest.raises(
+                CheckpointError, match=f"half loaded, from {saved}: make a new trainer"
+            ):
+                act()
+        assert earlier.read_text(encoding="utf-8") == "rows of an earlier run\n"
+        assert not (tmp_path / "half").exists()
+        teacher.error = None
+        trainer.load(saved, allow_changes=True)
+        trainer.step(batches[0])
+        assert 2 == trainer.state.step
+
+
+def test_a_load_that_is_refused_leaves_the_run_whole(saved: Path, tmp_path: Path) -> None:
+    trainer, batches = tiny_trainer(None, [keeping()], stateful={"teacher": Teacher()})
+    with trainer:
+        with pytest.raises(WrongCheckpointError):
+            trainer.load(tmp_path / "none")
+        trainer.step(batches[0])
+        trainer.save(tmp_path / "whole")
+        trainer.load(tmp_path / "whole")
 
 
 def test_the_way_out_is_one(saved: Path) -> None:

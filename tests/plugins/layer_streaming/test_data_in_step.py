@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from law_loops import STEPS, Habit, batch, loss_of, plain, start, traced, trained
+from data_changes import WAYS, fitted, streamed
+from law_loops import Habit, loss_of, plain
 from streamed import DEVICE, batch_of, blocks_of, optimizer_of, slow_lane
 from support import same_tensors
 from torch import nn
 from zoo_blocks import linear, stacked
 
-from neaptide import HybridTrainer, ModelError
+from neaptide import ModelError
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 
     Change = Callable[[nn.Parameter], Any]
 
-WAYS: dict[str, dict[str, Any]] = {
-    "cpu": {"optimizer_on": "cpu", "resident": 1},
-    "cpu, graph": {"optimizer_on": "cpu", "resident": 2, "mode": "graph"},
-    "device": {"optimizer_on": "device", "resident": 0},
-    "device, all held": {"optimizer_on": "device", "max_active_layers": 4, "resident": 0},
-    "device, resident": {"optimizer_on": "device", "resident": 4},
-    "device, graph": {"optimizer_on": "device", "resident": 1, "mode": "graph"},
-    "in backward": {"optimizer_on": "device", "update": "in_backward", "resident": 2},
-}
 AFTER_BACKWARD = [way for way in WAYS if way != "in backward"]
 
 
@@ -55,26 +47,6 @@ by_data = pytest.mark.parametrize("by", BY_DATA)
 by_any = pytest.mark.parametrize("by", CHANGES)
 each_place = pytest.mark.parametrize("place", [0, 3])
 each_way = pytest.mark.parametrize("way", WAYS)
-
-
-def fitted(habit: Habit, way: str, directory: Path) -> dict[str, torch.Tensor]:
-    """Return the weights after `fit`, which keeps copies from step to step."""
-    loop = start(habit)
-    config = {
-        "plugins": {"layer-streaming": WAYS[way]},
-        "train": {"steps": STEPS},
-        "run": {"dir": str(directory)},
-    }
-    trainer = HybridTrainer(loop.model, loop.optimizer, loss_fn=habit.loss_fn, config=config)
-    with trainer, loop.undo:
-        if habit.before is not None:
-            habit.before(loop)
-        trainer.fit([batch(step) for step in range(STEPS)])
-    return traced(loop, [], 0.0).weights
-
-
-def streamed(habit: Habit, way: str, directory: Path) -> dict[str, torch.Tensor]:
-    return trained(habit, {"layer-streaming": WAYS[way]}, directory).weights
 
 
 def changing(change: Change, place: int, *, last: bool) -> Habit:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from folders import tree
+from planted import KINDS
 
 from neaptide.errors import RunDirectoryError
 from neaptide.run.signals import StopRequest
@@ -25,33 +25,11 @@ RESULT = Result(1.5, 1.4, 1000, 12.5, 3, 1, 60, 0.5, "abc", 1)
 pytestmark = pytest.mark.timeout(120)
 
 
-def symbolic(place: Path, mine: Path) -> None:
-    place.symlink_to(mine / "file")
-
-
-def symbolic_to_a_folder(place: Path, mine: Path) -> None:
-    place.symlink_to(mine)
-
-
-def dangling(place: Path, mine: Path) -> None:
-    place.symlink_to(mine / "nothing")
-
-
-def hard(place: Path, mine: Path) -> None:
-    place.hardlink_to(mine / "file")
-
-
-def pipe(place: Path, _: Path) -> None:
-    os.mkfifo(place)
-
-
-KINDS = (symbolic, symbolic_to_a_folder, dangling, hard, pipe)
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """Return a directory of the reader's, which nothing may touch."""
-    (tmp_path / "mine/checkpoints/step-00000001").mkdir(parents=True)
+    for root in ("mine", "mine/folder", "mine/folder/key"):
+        (tmp_path / root / "checkpoints/step-00000001").mkdir(parents=True)
     (tmp_path / "mine/file").write_text("step,seconds,was_predicted\n", encoding="utf-8")
     return tmp_path / "mine"
 
@@ -74,8 +52,8 @@ def test_the_log_of_the_workers_is_a_file_of_its_own(
 def test_a_result_is_kept_in_the_comparison(
     tmp_path: Path, mine: Path, place: str, kind: Callable[[Path, Path], None]
 ) -> None:
-    write_result(mine / "trials/key", TRIAL, RESULT)
-    (mine / "result.json").write_bytes((mine / "trials/key/result.json").read_bytes())
+    for theirs in ("trials/key", "folder/key", "folder"):
+        write_result(mine / theirs, TRIAL, RESULT)
     target = tmp_path / "out" / place
     target.parent.mkdir(parents=True)
     kind(target, mine)

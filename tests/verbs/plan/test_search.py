@@ -14,7 +14,7 @@ from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 from neaptide_verbs.plan.machine import target
 from neaptide_verbs.plan.planning import plan
-from neaptide_verbs.plan.search import MOST, search
+from neaptide_verbs.plan.search import MOST, searched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,20 +41,20 @@ def test_an_exact_change_comes_first_and_fits_by_its_own_plan() -> None:
     resident = plan(config, target("rtx4090", 64)).tiers["device"].needed
     machine = target(str(resident * 0.8 / 2**30), 64)
     assert not plan(config, machine).fits
-    found = search(config, machine)
-    assert 0 < found.tried <= MOST
+    found = searched(config, machine)
+    assert 0 < found.changes_tried <= MOST
     ranks = ["exact", "tolerance", "changes-training"]
-    assert found.remedies[0].numerics == "exact"
-    assert sorted(found.remedies, key=lambda one: ranks.index(one.numerics)) == [*found.remedies]
-    for remedy in found.remedies:
+    assert found.changes[0].numerics == "exact"
+    assert sorted(found.changes, key=lambda one: ranks.index(one.numerics)) == [*found.changes]
+    for remedy in found.changes:
         assert plan(remedy.config, machine).fits
         assert remedy.config == configured(unstructure(remedy.config), ())[0]
 
 
 def test_where_nothing_fits_nothing_is_found() -> None:
-    found = search(config_of(), target("0.6", 0.01))
-    assert found.remedies == ()
-    assert found.tried > len(OFFERS) / 2
+    found = searched(config_of(), target("0.6", 0.01))
+    assert found.changes == ()
+    assert found.changes_tried > len(OFFERS) / 2
 
 
 @pytest.mark.parametrize(("name", "settings"), OFFERS, ids=str)

@@ -77,6 +77,8 @@ extern std::atomic<int> unseen;
 // Work of a thread of the host beside the main one.
 void host_operation(const std::string& name, int thread, Engine engine, double bytes, double operations,
                     const std::vector<Access>& accesses);
+// The host reads a tensor now, by something that is no operation of torch. It takes no time.
+void host_read(const std::string& name, const at::Tensor& tensor);
 // The ranges of a host tensor where races are told: pinned ones. Other memory comes and goes unseen.
 void add_pinned(std::vector<Access>& accesses, const at::Tensor& tensor, bool write);
 

@@ -104,6 +104,19 @@ void add_pinned(std::vector<Access>& accesses, const at::Tensor& tensor, bool wr
     if (machine().pinning(range) != Machine::Pinning::pageable) accesses.push_back({range, write});
 }
 
+void host_read(const std::string& name, const at::Tensor& tensor) {
+  if (unseen || !tensor.device().is_cpu() || !tensor.has_storage()) return;
+  if (tensor.layout() != at::kStrided || !tensor.numel()) return;
+  std::vector<Access> accesses;
+  add_pinned(accesses, tensor, false);
+  if (accesses.empty()) return;
+  auto& m = machine();
+  if (int thread = m.host_thread(); thread >= 0)
+    return host_operation(name, thread, Engine::host_arithmetic, 0, 0, accesses);
+  for (auto& access : accesses) m.host_touch(name, access);
+  note_places();
+}
+
 void host_operation(const std::string& name, int thread, Engine engine, double bytes, double operations,
                     const std::vector<Access>& accesses) {
   auto& m = machine();

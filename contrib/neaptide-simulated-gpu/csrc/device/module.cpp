@@ -174,6 +174,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("new_host_thread", [&m](const std::string& name) { return m.new_host_thread(name); });
   module.def("exchange_host_thread", [&m](int thread) { return m.exchange_host_thread(thread); });
   module.def("host_operation", &operation_of_host);
+  module.def("host_read", &host_read);
   module.def("exchange_stream", [&m](int64_t id, int device) {
     TORCH_CHECK(!id || !m.stream(static_cast<int>(id)).of_host, "a thread of the host runs no kernels: stream ", id);
     int before = exchange_stream(id ? static_cast<int>(id) : device);

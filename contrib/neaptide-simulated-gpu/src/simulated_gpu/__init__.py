@@ -11,7 +11,7 @@ from simulated_gpu import _load
 
 _load.library()
 
-from simulated_gpu import _exit, _on_import, cuda, history, recurrent  # noqa: E402
+from simulated_gpu import _exit, _on_import, cuda, history, reads, recurrent  # noqa: E402
 from simulated_gpu.host import host_operation, host_thread, on_host_thread  # noqa: E402
 from simulated_gpu.machine import (  # noqa: E402
     configure,
@@ -27,6 +27,7 @@ from simulated_gpu.races import RaceError, detect_races, races  # noqa: E402
 
 cuda.install()
 recurrent.install()
+reads.install()
 history.install()
 _exit.install()
 _on_import.install()

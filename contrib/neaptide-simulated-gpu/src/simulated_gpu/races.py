@@ -33,6 +33,11 @@ def races() -> list[str]:
     return _C.races()
 
 
+def taken(start: int = 0) -> list[str]:
+    """Return the races after the first `start`, which are then no longer in `races()`."""
+    return _C.take_races(start)
+
+
 @contextmanager
 def detect_races() -> Iterator[None]:
     """Raise RaceError at the end for the races in between, which are then no longer in `races()`.
@@ -41,7 +46,7 @@ def detect_races() -> Iterator[None]:
     """
     before = len(races())
     yield
-    if found := _C.take_races(before):
+    if found := taken(before):
         raise RaceError("\n".join(found))
 
 

@@ -200,10 +200,12 @@ class Updates:
 
     def _write_back(self, block: Block, home: _StateBuffer) -> None:
         residency, slot = self._residency, home.slot
-        weights = residency.flat(block)
+        assert block.slot is not None, "a block that was updated is on the device"
+        pairs = block.pairs(block.slot)
 
         def copy() -> None:
-            block.host.copy_(weights, non_blocking=True)
+            for weights, host in pairs:
+                host.copy_(weights, non_blocking=True)
             if slot is not None:
                 home.flat.copy_(slot.flat[: home.layout.bytes], non_blocking=True)
 

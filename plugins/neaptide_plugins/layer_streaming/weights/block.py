@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide.errors import ModelError
-from neaptide_toolkit.offload import DONE, Ticket
+from neaptide_toolkit.offload import DONE, Ticket, users
 
 from .storages import address
 
@@ -57,12 +56,20 @@ class Block:
     host: torch.Tensor
     """uint8 `[layout.bytes]`: the weights on the host."""
     views: list[torch.Tensor]
-    """The parameters' views of `host`."""
+    """The weights on the host: the parameters' views of `host`, except those in `apart`."""
     needs: list[Block] = attrs.field(factory=list)
     """The blocks that own the parameters that this block uses.
 
     They are the block itself and the owners of its tied parameters.
     """
+    homes: list[torch.Tensor] = attrs.field(
+        init=False, default=attrs.Factory(lambda self: list(self.views), takes_self=True)
+    )
+    """The place of each parameter in `host`."""
+    apart: set[int] = attrs.field(init=False, factory=set)
+    """Indices of parameters whose weights are not in `host`, see `adopted`."""
+    own_users: int = attrs.field(init=False)
+    """How many tensors of this object use the memory of `host`."""
     slot: Slot | None = None
     arrival: Ticket = DONE
     """Ticket of the copy of the weights into the slot."""
@@ -84,35 +91,20 @@ class Block:
     The least recently used block is removed from its slot first.
     """
 
+    def __attrs_post_init__(self) -> None:
+        self.own_users = users(self.host.untyped_storage())
+
     def bind(self, views: Sequence[torch.Tensor]) -> None:
         """Rebind the parameters to `views`."""
         for parameter, view in zip(self.parameters, views, strict=True):
             _set_data(parameter, view)
 
-    def assigned(self) -> list[tuple[nn.Parameter, torch.Tensor, torch.Tensor]]:
-        """Return parameters to which the user has assigned a tensor (`p.data = …`).
-
-        Each has its view of the host buffer and a copy of the assigned values. Raises ModelError
-        if such a tensor has another shape, dtype or order in memory: kernels sum in an order that
-        depends on the strides.
-        """
-        found = []
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.dtype == view.dtype and _place(parameter) == _place(view):
-                continue
-            if _kind(parameter) != _kind(view):
-                name = next(
-                    name for name, one in self.module.named_parameters() if one is parameter
-                )
-                msg = (
-                    f"parameter {name!r} of streamed block {self.name!r} is now "
-                    f"{_kind(parameter)}, and was {_kind(view)}: a streamed weight keeps its "
-                    "shape, dtype and strides; close the trainer before such a change, and make a "
-                    "new one"
-                )
-                raise ModelError(msg)
-            found.append((parameter, view, parameter.detach().clone()))
-        return found
+    def pairs(self, slot: Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what to copy: tensors in `slot`, each with its tensor on the host."""
+        if not self.evicted and not self.apart:
+            return [(slot.flat[: self.layout.bytes], self.host)]
+        both = enumerate(zip(slot.views_of(self), self.views, strict=True))
+        return [pair for place, pair in both if place not in self.evicted]
 
     def settle(self) -> None:
         """Block the host until no copy reads or writes the weights on the host."""
@@ -122,34 +114,6 @@ class Block:
 
     def __repr__(self) -> str:
         return f"<Block {self.name!r}>"
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return where a tensor is, without an operation: the memory may be copied meanwhile."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-    sizes = zip(shape, tensor.stride(), strict=True) if tensor.numel() else ()
-    strides = [stride for size, stride in sizes if size > 1]  # others mean nothing
-    return f"{dtype} of shape {shape} and strides {strides}"
-
-
-@torch.no_grad()
-def adopted(blocks: Iterable[Block]) -> list[Block]:
-    """Copy tensors that the user has assigned to parameters to the host buffers of their blocks.
-
-    No copy of such a block may be under way. Two of them may have swapped their tensors.
-    Return the blocks that have such parameters.
-    """
-    found = [(block, taken) for block in blocks if (taken := block.assigned())]
-    for _, taken in found:
-        for parameter, view, values in taken:
-            view.copy_(values)
-            _set_data(parameter, view)
-    return [block for block, _ in found]
 
 
 def owner_of(blocks: Iterable[Block], tensor: torch.Tensor) -> Block | None:

@@ -98,6 +98,12 @@ def parameters_outside(model: nn.Module, blocks: Sequence[nn.Module]) -> set[nn.
     }
 
 
+def tensors_outside(model: nn.Module, blocks: Sequence[Block]) -> list[torch.Tensor]:
+    """Return the parameters and buffers of the model that do not stream."""
+    streamed = {id(parameter) for block in blocks for parameter in block.parameters}
+    return [one for one in (*model.parameters(), *model.buffers()) if id(one) not in streamed]
+
+
 def owners_of(blocks: Sequence[Block]) -> dict[nn.Parameter, tuple[Block, int]]:
     """Return, for each streamed parameter, its block and its index in this block."""
     return {

@@ -10,13 +10,14 @@ import torch
 from neaptide.errors import ModelError
 from neaptide_toolkit.offload import computed
 
-from .block import Block, Slot, adopted
+from .adoption import adopted
+from .block import Block, Slot
 from .order import Order, UseKind
 from .storages import Storages, fill_with_nan
 from .touched import Touched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from neaptide_toolkit.offload import Lane, Ticket
 
@@ -31,6 +32,7 @@ class Residency:
         distance: number of blocks to prefetch.
         lane: the lane (queue) of copies to the device.
         poison: overwrite a freed slot with NaN, to find wrong reads in tests.
+        outside: returns the tensors of the model that are in no block.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Residency:
         distance: int,
         lane: Lane,
         poison: bool = False,
+        outside: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
         self.blocks = list(blocks)
         self.device = device
@@ -63,7 +66,8 @@ class Residency:
         self._storages = Storages(
             [*(block.host for block in blocks), *(slot.flat for slot in self.slots)]
         )
-        self.touched = Touched(self.blocks, lambda: self.fresh(), self.changed)  # noqa: PLW0108
+        self._outside = outside
+        self.touched = Touched(self.blocks, lambda: self.fresh(), self.changed, outside)  # noqa: PLW0108
         self.holds = self._storages.hold
         """`holds(tensor)`: whether a tensor is a view of a slot or of a host buffer."""
 
@@ -189,13 +193,13 @@ class Residency:
     def renew(self, blocks: Sequence[Block]) -> None:
         """End and discard the copies of those `blocks` that are not in use.
 
-        Tensors that the user has assigned to parameters of any block go to the host buffers.
+        Tensors that the user has assigned to parameters of any block are adopted.
         """
         for block in blocks:
             if not block.users:
                 block.settle()
                 self.discard(block)
-        for block in adopted(block for block in self.blocks if not block.users):
+        for block in adopted(self.blocks, self._outside):
             self.changed(block)
         self.touched.forget(block for block in blocks if not block.users)
 
@@ -217,7 +221,6 @@ class Residency:
 
     def close(self) -> None:
         """Remove every block from the device."""
-        self.touched.close()
         for block in self.blocks:
             self.evict(block)
 
@@ -233,11 +236,11 @@ class Residency:
         block.bind(block.slot.views_of(block))
 
     def _release(self, block: Block) -> None:
-        block.users -= 1
+        if block.users == 1:
+            block.bind(block.views)
         self._clock += 1
         block.used = self._clock
-        if not block.users:
-            block.bind(block.views)
+        block.users -= 1  # last: another thread may read a weight, see `Touched.read`
 
     def _fetch(self, block: Block, sparing: Sequence[Block] = ()) -> None:
         if block.slot is not None:
@@ -256,10 +259,7 @@ class Residency:
         self._copy_in(block, slot)
 
     def _copy_in(self, block: Block, slot: Slot) -> None:
-        pairs = [(slot.flat[: block.layout.bytes], block.host)]
-        if block.evicted:
-            both = enumerate(zip(slot.views_of(block), block.views, strict=True))
-            pairs = [pair for place, pair in both if place not in block.evicted]
+        pairs = block.pairs(slot)
 
         def copy() -> None:
             for target, source in pairs:

@@ -6,44 +6,28 @@ stream, `nn.Parameter.data` tells that it is read or set, and the weight is comp
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from threading import get_ident
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch._guards import TracingContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from neaptide.errors import ModelError
 
-from .block import adopted
+from .adoption import DATA, adopted
+from .ending import ended_by
+from .telling import leave, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from torch import nn
+
     from .block import Block
-
-_DATA: Any = torch.Tensor.data
-_LISTENERS: WeakSet[Touched] = WeakSet()
-
-
-class _TellingData:
-    """`nn.Parameter.data`, as long as blocks stream."""
-
-    def __get__(self, parameter: nn.Parameter | None, owner: type | None = None) -> Any:
-        if parameter is None:
-            return _DATA
-        _tell(parameter)
-        return _DATA.__get__(parameter)
-
-    def __set__(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
-        _tell(parameter)
-        _DATA.__set__(parameter, value)
-
-
-def _tell(parameter: nn.Parameter) -> None:
-    for listener in list(_LISTENERS):
-        listener.told(parameter)
 
 
 class Touched:
@@ -53,6 +37,7 @@ class Touched:
         blocks: all blocks that stream.
         between_steps: whether the weights are the user's. Then nothing is noticed.
         changed: is called with each block whose weights on the host have changed.
+        outside: returns the tensors of the model that are in no block.
     """
 
     def __init__(
@@ -60,10 +45,12 @@ class Touched:
         blocks: Sequence[Block],
         between_steps: Callable[[], bool],
         changed: Callable[[Block], None],
+        outside: Callable[[], Iterable[torch.Tensor]] = tuple,
     ) -> None:
         self._blocks = blocks
         self._between_steps = between_steps
         self._changed = changed
+        self._outside = outside
         self._places = {
             id(parameter): (block, place)
             for block in blocks
@@ -74,12 +61,19 @@ class Touched:
         """Of the weights on the host whose `.data` was read or set: their last digest."""
         self._inside: dict[Block, dict[int, torch.Tensor]] = {}
         """Of the weights whose `.data` was read or set while they were in use: their values."""
-        self._on_host = self._told_on_host = False
+        self._on_host = self._assigned = False
+        self._compiled_inside = self._compiled_outside = False
+        """Whether code that uses `.data` was compiled. Compiled code tells of no further use."""
+        self._thread = get_ident()
+        self._inside_threads: list[int] = []
 
     def listen(self) -> None:
         """Be told of `.data` from now on, until `close`."""
-        _LISTENERS.add(self)
-        nn.Parameter.data = _TellingData()  # type: ignore[assignment]
+        listen(self)
+
+    def begin(self) -> None:
+        """Begin a step: this thread is the one that may change weights."""
+        self._thread = get_ident()
 
     def __contains__(self, block: Block) -> bool:
         """Return whether other code may change the block's weights on the host at any time.
@@ -88,21 +82,67 @@ class Touched:
         """
         return block in self._digests
 
-    def told(self, parameter: nn.Parameter) -> None:
-        """Remember the values of a parameter, of which `.data` will be read or set."""
+    def read(self, parameter: nn.Parameter) -> torch.Tensor | None:
+        """Remember the values of a weight whose `.data` is read, as it may be changed by it.
+
+        A thread that does not run the step gets the weight on the host, and is not remembered.
+        """
         found = self._places.get(id(parameter))
-        if found is None or self._between_steps():
-            return
+        if found is None:
+            return None
         block, place = found
-        if self._on_host:
-            self._told_on_host = True
-        elif block.users:
-            values = self._inside.setdefault(block, {})
-            if place not in values:
-                values[place] = parameter.detach().clone()
-        elif place not in self._digests.get(block, {}):
-            block.settle()  # whoever reads the weight sees the last update
-            self._digests.setdefault(block, {})[place] = _digest(block, place)
+        if self._in_step_or_backward():
+            self._told(block, place)
+            return None
+        if not self._between_steps():
+            block.written.finish()
+        before = block.users, block.used
+        tensor: torch.Tensor = DATA.__get__(parameter)
+        if before[0] or before != (block.users, block.used):  # it may be a view of a slot
+            tensor = DATA.__get__(block.views[place])
+        return tensor
+
+    def will_set(self, parameter: nn.Parameter) -> None:
+        """Remember the values of a weight whose `.data` is set next.
+
+        Raises ModelError in a thread that does not run the step.
+        """
+        found = self._places.get(id(parameter))
+        if found is None:
+            return
+        if not self._in_step_or_backward() and not self._between_steps():
+            raise ModelError(_by_a_thread(found[0].name))
+        self._told(*found)
+        self._assigned = True
+
+    def _in_step_or_backward(self) -> bool:
+        """Return whether this thread runs the step, a block, or a part of a backward."""
+        thread = get_ident()
+        return (
+            thread == self._thread
+            or thread in self._inside_threads
+            or torch._C._current_graph_task_id() != -1
+        )
+
+    def _told(self, block: Block, place: int) -> None:
+        if self._between_steps() or self._on_host:
+            return
+        compiled = TracingContext.try_get() is not None
+        if block.users:
+            self._compiled_inside |= compiled
+            self._remember_inside(block, [place])
+        else:
+            self._compiled_outside |= compiled
+            if place not in self._digests.get(block, {}):
+                block.settle()  # whoever reads the weight sees the last update
+                self._digests.setdefault(block, {})[place] = _digest(block, place)
+
+    def _remember_inside(self, block: Block, places: Iterable[int]) -> None:
+        values = self._inside.setdefault(block, {})
+        with _disable_current_modes():  # a tensor of a mode would have no values
+            for place in places:
+                if place not in values:
+                    values[place] = block.parameters[place].detach().clone()
 
     def look(self, blocks: Iterable[Block]) -> None:
         """Find out whether the weights on the host have changed; `blocks` in use are left out."""
@@ -114,7 +154,9 @@ class Touched:
             if in_place and block.written_in_step:
                 raise ModelError(_while_copied(block.name))
             block.settle()
-            adopted(one for one in self._blocks if not one.users)
+            if in_place or self._assigned:
+                adopted(self._blocks, self._outside)
+                self._assigned = False
             known = self._digests.get(block, {})
             if in_place or known != _digests(block, known):
                 self._changed(block)
@@ -124,7 +166,12 @@ class Touched:
     @contextmanager
     def inside(self, held: Sequence[Block]) -> Iterator[None]:
         """Use the blocks `held`. Raises ModelError if this changes a weight, see `look_inside`."""
+        thread = get_ident()
+        self._inside_threads.append(thread)
         try:
+            if self._compiled_inside:
+                for block in held:
+                    self._remember_inside(block, range(len(block.parameters)))
             yield
             for block in held:
                 self.look_inside(block)
@@ -132,6 +179,8 @@ class Touched:
             for block in held:
                 self._spoilt(block)
             raise
+        finally:
+            self._inside_threads.remove(thread)
 
     def look_inside(self, block: Block) -> None:
         """Raise ModelError if a block in use has changed a weight, which would be lost."""
@@ -163,29 +212,35 @@ class Touched:
         for block in blocks:
             self._digests.pop(block, None)
             self._versions[block] = _versions(block)
+            if self._compiled_outside:
+                self._digests[block] = _digests(block, range(len(block.parameters)))
 
     def end(self) -> None:
         """End a step after which the copies on the device are kept."""
-        self.look(list(self._digests))
-        self._digests.clear()
+        try:
+            self.look(list(self._digests))
+        finally:
+            self._digests.clear()
+        if self._compiled_outside:
+            for block in self._blocks:
+                block.settle()
+            self.forget(self._blocks)
 
     @contextmanager
     def host_update(self) -> Iterator[None]:
         """Let the optimizer change all weights on the host, also by `.data`."""
-        self._on_host, self._told_on_host = True, False
-        try:
+        self._on_host = True
+        with ended_by(self._after_host_update):
             yield
-        finally:
-            self._on_host = False
-            if self._told_on_host:
-                adopted(self._blocks)
-            self.forget(self._blocks)
+
+    def _after_host_update(self) -> None:
+        self._on_host = False
+        adopted(self._blocks, self._outside)
+        self.forget(self._blocks)
 
     def close(self) -> None:
         """Notice nothing any more."""
-        _LISTENERS.discard(self)
-        if not _LISTENERS and isinstance(vars(nn.Parameter).get("data"), _TellingData):
-            del nn.Parameter.data
+        leave(self)
 
 
 def _versions(block: Block) -> tuple[int, ...]:
@@ -197,9 +252,10 @@ def _digests(block: Block, places: Iterable[int]) -> dict[int, bytes]:
 
 
 def _digest(block: Block, place: int) -> bytes:
-    there = block.layout.places[place]
-    flat = block.host[there.offset : there.offset + there.bytes]
-    return hashlib.sha256(flat.numpy().data).digest()
+    """Hash the memory, without an operation: a mode or a transform of torch may be active."""
+    view = block.views[place]
+    there = (ctypes.c_char * view.nbytes).from_address(view.data_ptr())
+    return hashlib.sha256(there).digest()
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -221,4 +277,11 @@ def _while_it_runs(block: str, shape: list[int]) -> str:
     return (
         f"block {block!r} changes a parameter of shape {shape} in place while it runs (an "
         f"embedding's max_norm does), which would be lost; exclude it from layer streaming"
+    )
+
+
+def _by_a_thread(block: str) -> str:
+    return (
+        f"a thread that does not run the step sets `.data` of a weight of block {block!r} inside a "
+        f"step; set it between steps, or in loss_fn"
     )

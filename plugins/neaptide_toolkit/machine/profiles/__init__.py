@@ -7,6 +7,7 @@ from data sheets, and no program reaches them. `Machine.sources` says where each
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,8 @@ class Machine:
     rates: Rates
     sources: dict[str, str] = attrs.field(validator=_each_has_a_source)
     """By rate: ``data sheet: …``, ``measured: …`` or ``assumed: …``."""
+    measured: dict[str, str] = attrs.field(factory=dict)
+    """Of a measured profile: its date, and the versions of torch and Neaptide."""
 
     __repr__ = one_line
 
@@ -96,6 +99,12 @@ def path_of(name: str) -> Path:
         msg = f"there is no machine profile {name!r}{suggest(name, known)}; there is "
         raise ConfigError(msg + ", ".join(known))
     return _FOLDER / f"{name}.json"
+
+
+def measured_path() -> Path:
+    """Return the file of this machine's measured profile; it need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "neaptide" / "machine.json"
 
 
 def load(profile: str | Path) -> Machine:

@@ -364,7 +364,7 @@ def test_a_read_only_directory_is_one_line(neaptide: Any, folder: Path) -> None:
 def test_a_run_directory_that_is_a_file_is_one_line(neaptide: Any, folder: Path) -> None:
     (folder / "runs").write_text("in the way", encoding="utf-8")
     done = neaptide("run", "tiny.toml")
-    where = f"cannot write in the run directory {folder}/runs/tiny: Not a directory"
+    where = f"cannot write in the run directory {folder}/runs/tiny: runs is not a folder"
     assert (2, f"error: {where}; set run.dir elsewhere\n") == (done.code, done.err)
 
 

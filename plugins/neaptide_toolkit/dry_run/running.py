@@ -51,6 +51,8 @@ _STEPS = 3
 _MOST = 12
 """Steps at most: a predictor that does not jump before is not planned in Predict."""
 
+_NO_JUMP = "no jump was made, so Predict and Correct take no more than Full"
+
 
 @attrs.frozen(kw_only=True)
 class DryRun:
@@ -146,7 +148,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
             waited={} if rates is None else waited,
             tokens=result.tokens,
             process=psutil.Process(os.getpid()).memory_info().rss,
-            assumptions=tuple(mode.assumptions),
+            assumptions=(*mode.assumptions, *([_NO_JUMP] if jumped is False else [])),
             jumped=jumped,
         )
 

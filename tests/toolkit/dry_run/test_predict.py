@@ -37,7 +37,9 @@ def test_without_a_predictor_nothing_is_said_of_jumps() -> None:
 
 
 def test_a_predictor_that_needs_values_does_not_jump_and_it_is_said() -> None:
-    assert done({"predictor-dmd": {}}).jumped is False
+    found = done({"predictor-dmd": {}})
+    assert found.jumped is False
+    assert "no jump was made" in found.assumptions[-1]
 
 
 @pytest.mark.parametrize(("tier", "other"), [("host", "device"), ("device", "host")])

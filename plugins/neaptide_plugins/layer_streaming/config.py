@@ -153,6 +153,9 @@ class LayerStreamingConfig:
         if value == "cpu" and self.update == "in_backward":
             msg = f"{attribute.name!r} must be 'auto' or 'device' with update = 'in_backward'"
             raise ValueError(msg)
+        if value == "cpu" and self.master == "split":
+            msg = f"{attribute.name!r} must be 'auto' or 'device' with master = 'split'"
+            raise ValueError(msg)
 
 
 SPEC = PluginSpec(

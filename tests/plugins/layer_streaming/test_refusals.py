@@ -39,6 +39,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prefetch_distance": 2}, "must be less than max_active_layers = 2"),
     ({"clip": "lagged"}, "must be 'global' with update = 'after_backward'"),
     ({"optimizer_on": "cpu", "update": "in_backward"}, "must be 'auto' or 'device'"),
+    ({"optimizer_on": "cpu", "master": "split"}, "with master = 'split'"),
     ({"mode": "graph", "micro_batches": 2}, "must be 1 with mode = 'graph'"),
     ({"mode": "graph", "inputs": "host"}, "must be 'device' with mode = 'graph'"),
     ({"mode": "graph", "update": "in_backward"}, "must be 'after_backward' with mode = 'graph'"),

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from planning.cases import cases, settings
+from planning.estimates import of_others
 
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.dry_run.running import dry_run
 
 MIB = 2**20
+ESTIMATES = {"tensors": "plan", "accelerate": "accelerate", "DeepSpeed": "DeepSpeed"}
+"""Ratios to what was measured, and whose they are."""
 LOW, NEAR = 0.9, 0.05
 """A prediction below this part of what was measured is too low; the goal is to be this near."""
 
@@ -45,7 +48,9 @@ def compared(model: str, stack: str, device: str) -> dict[str, Any]:
         "pages": max(peak.bytes for peak in log.peaks("pages").values()),
         "reserved": log.reserved(),
     }
+    others = of_others(found.pop("parameters"), streamed="streaming" in stack)
     ratios = {name: predicted[name] / bytes_ for name, bytes_ in found.items() if bytes_}
+    ratios |= {name: bytes_ / found["tensors"] for name, bytes_ in others.items()}
     return {"model": model, "stack": stack, "measured": found, "ratios": ratios}
 
 
@@ -57,13 +62,17 @@ def main() -> None:
     parser.add_argument("--some", type=int, default=0, help="every N-th case only")
     options = parser.parse_args()
     rows = []
-    print("| model | plugins | measured | predicted / measured |\n|---|---|---|---|")
+    print(
+        "| model | plugins | measured | plan | accelerate | DeepSpeed |\n|---|---|---|---|---|---|"
+    )
     for model, stack in cases()[:: options.some or 1]:
         row = compared(model, stack, options.device)
         rows.append(row)
-        size, ratio = row["measured"]["tensors"] / MIB, row["ratios"]["tensors"]
-        print(f"| {model} | {stack} | {size:.1f} MiB | {ratio:.3f} |", flush=True)
-    print("\n" + summary([row["ratios"]["tensors"] for row in rows]))
+        size, ratios = row["measured"]["tensors"] / MIB, row["ratios"]
+        told = " | ".join(f"{ratios[name]:.3f}" for name in ESTIMATES)
+        print(f"| {model} | {stack} | {size:.1f} MiB | {told} |", flush=True)
+    for name, said in ESTIMATES.items():
+        print(f"\n{said}: {summary([row['ratios'][name] for row in rows])}")
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -91,7 +91,7 @@ STACKS: dict[str, dict[str, Any]] = {
 WITHOUT_BLOCKS = {"LSTM, 2 x 256"}
 """Models that have no repeated blocks to stream or to compute again."""
 
-OTHERS = {"RNN", "GRU", "LSTM", "LSTM, bidirectional", *TEXT, *IMAGES}
+OTHERS = {"RNN", "GRU", "LSTM", "LSTM, bidirectional", *IMAGES}
 STACKS_OF_OTHERS = ("none", "mixed-precision")
 
 
@@ -139,12 +139,14 @@ def _measured(given: dict[str, Any], device: str) -> dict[str, int]:
         for batch in batches:
             trainer.step(batch, phase="full")
         slabs = slab_bytes()
+        parameters = sum(one.numel() for one in trainer.model.parameters())
     if device == "cpu":
-        return {"tensors": found.peak(), "pages": slabs}
+        return {"tensors": found.peak(), "pages": slabs, "parameters": parameters}
     return {
         "tensors": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "pages": slabs,
+        "parameters": parameters,
     }
 
 

@@ -151,9 +151,17 @@ def by_hand() -> list[object]:
         TensorItem("weight", torch.float32, (2, 2), nullcontext),
         *(neaptide.Outcome, *neaptide.Outcome),
         *(*installed_plugins().values(), PredictorDrift.ops),
+        *plan_and_parts(),
         *(profiles.load("t4"), profiles.load("t4").rates),
         *(Budget(1 << 30), Figures(9), RunPage((Path("runs/a"), Path("runs/b")), "page", "", 600)),
     ]
+
+
+def plan_and_parts() -> list[object]:
+    """Return the plan of a model that does not fit, a tier of it, and a change that helps."""
+    config = {**MODEL, "train": {"batch_size": 4096}}
+    plan = neaptide.plan(None, config, 0.9)
+    return [plan, *plan.tiers.values(), *plan.changes]
 
 
 def noting(init: Any, made: list[object]) -> Any:

@@ -1,6 +1,6 @@
 """Measures the rates of this machine, as a profile. `neaptide doctor --bench` stores it.
 
-Times of a GPU are medians by CUDA events, times of the host by its clock.
+Times of a GPU are medians by its events, times of the host by its clock.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ Found = dict[str, tuple[float, str]]
 """By rate: the figure, and how it was measured."""
 
 
-def by_events(action: Callable[[], object], calls: int = 1) -> float:
+def by_events(device: torch.device, action: Callable[[], object], calls: int = 1) -> float:
     """Return the median seconds of one call, by the device's clock. The first call warms up."""
-    taken = []
+    taken, api = [], torch.get_device_module(device)
     for _ in range(REPEATS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+        start, end = (api.Event(enable_timing=True) for _ in range(2))
+        api.synchronize()
         start.record()
         for _ in range(calls):
             action()
         end.record()
-        torch.cuda.synchronize()
+        api.synchronize()
         taken.append(start.elapsed_time(end) / 1e3 / calls)
     return float(statistics.median(taken[1:]))
 
@@ -83,7 +83,7 @@ def products(sizes: Sizes, device: torch.device) -> Found:
     ):
         one, other = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
         product = torch.empty_like(one)
-        seconds = by_events(partial(torch.mm, one, other, out=product))
+        seconds = by_events(device, partial(torch.mm, one, other, out=product))
         name = str(dtype).removeprefix("torch.")
         found[rate] = 2 * side**3 / seconds, f"{name} product of {side} x {side} random matrices"
     one, other = (torch.randn(sizes.host_side, sizes.host_side) for _ in range(2))
@@ -101,9 +101,9 @@ def copies(sizes: Sizes, device: torch.device) -> Found:
     far, away = (torch.ones(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     plain, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     seconds = {
-        "bandwidth": by_events(partial(there.copy_, near)),
-        "to_device": by_events(partial(near.copy_, far, non_blocking=True)),
-        "to_host": by_events(partial(away.copy_, near, non_blocking=True)),
+        "bandwidth": by_events(device, partial(there.copy_, near)),
+        "to_device": by_events(device, partial(near.copy_, far, non_blocking=True)),
+        "to_host": by_events(device, partial(away.copy_, near, non_blocking=True)),
         "host_bandwidth": by_host(partial(target.copy_, plain)),
     }
     small = partial(near[:SMALL].copy_, far[:SMALL], non_blocking=True)
@@ -116,13 +116,14 @@ def copies(sizes: Sizes, device: torch.device) -> Found:
             f"{copied} in RAM, read and written, {torch.get_num_threads()} threads",
         ),
         "copy_latency": (
-            by_events(small, IN_A_ROW),
+            by_events(device, small, IN_A_ROW),
             f"copy of {SMALL} bytes from pinned memory, {IN_A_ROW} in a row",
         ),
     }
-    if torch.cuda.device_count() > 1:
-        other = torch.empty(size, dtype=torch.uint8, device="cuda:1")
-        taken = by_events(partial(other.copy_, near))
+    if torch.get_device_module(device).device_count() > 1:
+        second = torch.device(device.type, 1 - (device.index or 0))
+        other = torch.empty(size, dtype=torch.uint8, device=second)
+        taken = by_events(device, partial(other.copy_, near))
         found["peer"] = size / taken, f"{copied} to another device"
     return found
 
@@ -133,19 +134,19 @@ def launches(sizes: Sizes, device: torch.device) -> Found:
     side = sizes.half
     cover = torch.randn(side, side, dtype=torch.bfloat16, device=device)
     product = torch.empty_like(cover)
-    hosts, devices = [], []
+    hosts, devices, api = [], [], torch.get_device_module(device)
     for _ in range(REPEATS + 1):
-        torch.cuda.synchronize()
+        api.synchronize()
         for _ in range(20):  # the device is busy until all operations are enqueued
             torch.mm(cover, cover, out=product)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (api.Event(enable_timing=True) for _ in range(2))
         start.record()
         began = time.perf_counter()
         for _ in range(sizes.operations):
             one.add_(1)
         hosts.append((time.perf_counter() - began) / sizes.operations)
         end.record()
-        torch.cuda.synchronize()
+        api.synchronize()
         devices.append(start.elapsed_time(end) / 1e3 / sizes.operations)
     how = f"{sizes.operations} additions to 1 element"
     return {
@@ -229,7 +230,7 @@ def profile(sizes: Sizes, device: torch.device, folder: Path) -> dict[str, Any]:
 
     Args:
         sizes: how much is computed and copied.
-        device: a CUDA device, or the CPU.
+        device: the CPU, or a device whose events have times, such as CUDA.
         folder: the disk of this folder is measured.
     """
     precision = torch.get_float32_matmul_precision()

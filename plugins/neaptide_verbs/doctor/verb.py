@@ -61,14 +61,15 @@ def doctor(
 
 def _bench(directory: Path, *, json: bool) -> int:
     """Measure this machine, store its profile, and print it."""
-    from neaptide.run.assembly import choose_device  # noqa: PLC0415 - imports torch
+    from neaptide.devices import api_of  # noqa: PLC0415 - imports torch
+    from neaptide.run.assembly import choose_device  # noqa: PLC0415 - likewise
     from neaptide_toolkit.machine import measuring, profiles  # noqa: PLC0415 - likewise
 
     from .disk import nearest  # noqa: PLC0415 - as above
 
     device = choose_device("auto", None)
-    if device.type not in ("cpu", "cuda"):
-        msg = f"rates can be measured on a CPU or with CUDA (got {device.type!r})"
+    if device.type != "cpu" and not hasattr(api_of(device), "Event"):
+        msg = f"rates are measured by events, which {device.type!r} does not have"
         raise NeaptideError(msg)
     try:
         path = measuring.store(device, nearest(directory))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide_toolkit.machine.profiles import Machine
 
-    from .machine import PlannedMachine
     from .value import Plan
 
 __all__ = ["checked", "plan", "way_out"]
@@ -30,7 +29,7 @@ __all__ = ["checked", "plan", "way_out"]
 def plan(
     model_factory: Callable[[], Any] | None,
     config: RunConfig | Mapping[str, Any] | str | Path,
-    machine: str | float | Machine | PlannedMachine | None = None,
+    machine: str | float | Machine | None = None,
     *,
     ram: float | None = None,
 ) -> Plan:

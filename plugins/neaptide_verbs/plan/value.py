@@ -78,8 +78,7 @@ class Plan:
         tiers: by name: `device`, unless the machine is a CPU, and `RAM`.
         seconds_per_step: a lower bound by the machine's rates; None if they are unknown.
         tokens_per_second: an upper bound; None if the rates or the tokens are unknown.
-        bound_by: the engine that is busy longest, such as `compute` or `to device`; None if the
-            rates are unknown.
+        bound_by: the engine that is busy longest, such as `to device`; None without rates.
         busy: seconds by engine.
         changes: if it does not fit, changes with which it does; the best is first.
         changes_tried: how many were planned.

@@ -37,8 +37,8 @@ def compared(model: str, stack: str, device: str) -> dict[str, Any]:
     command = [sys.executable, script, device, json.dumps(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
     if done.returncode:
-        msg = f"{model}, {stack}: {done.stderr.strip().splitlines()[-1]}"
-        raise SystemExit(msg)
+        reason = done.stderr.strip().splitlines()[-1]
+        return {"model": model, "stack": stack, "failed": reason}
     found = json.loads(done.stdout.splitlines()[-1])
     given["train"]["device"] = "cpu"
     log = dry_run(configured(given, ())[0], None, device).allocations
@@ -67,6 +67,9 @@ def main() -> None:
     )
     for model, stack in cases()[:: options.some or 1]:
         row = compared(model, stack, options.device)
+        if "failed" in row:
+            print(f"| {model} | {stack} | does not run: {row['failed']} | | | |", flush=True)
+            continue
         rows.append(row)
         size, ratios = row["measured"]["tensors"] / MIB, row["ratios"]
         told = " | ".join(f"{ratios[name]:.3f}" for name in ESTIMATES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from itertools import islice
@@ -135,6 +136,13 @@ def _measured(given: dict[str, Any], device: str) -> dict[str, int]:
     with HybridTrainer.from_config(config) as trainer:
         data = assembly.build_data(config, trainer.hooks)
         batches = [*islice(data.train, 3)]
+    del trainer
+    gc.collect()  # what it made is not the run's
+    held = 0
+    if device == "cuda":
+        held = torch.cuda.memory_allocated()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     with counted() as found, HybridTrainer.from_config(config) as trainer:
         for batch in batches:
             trainer.step(batch, phase="full")
@@ -143,7 +151,7 @@ def _measured(given: dict[str, Any], device: str) -> dict[str, int]:
     if device == "cpu":
         return {"tensors": found.peak(), "pages": slabs, "parameters": parameters}
     return {
-        "tensors": torch.cuda.max_memory_allocated(),
+        "tensors": torch.cuda.max_memory_allocated() - held,
         "reserved": torch.cuda.max_memory_reserved(),
         "pages": slabs,
         "parameters": parameters,

@@ -36,8 +36,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"machine_profile: torch {torch.__version__} finds no GPU", file=sys.stderr)
         return NO_GPU
-    folder = options.folder or Path(tempfile.gettempdir())
-    found = profile(TINY if options.tiny else Sizes(), torch.device("cuda", 0), folder)
+    sizes = TINY if options.tiny else Sizes()
+    found = profile(sizes, torch.device("cuda", 0), options.folder)
     print(f"# {found['name']}\n\n| rate | figure | source |\n|---|---|---|")
     for name, value in found["rates"].items():
         print(f"| {name} | {value:.3g} | {found['sources'][name]} |")

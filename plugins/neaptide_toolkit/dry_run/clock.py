@@ -70,7 +70,7 @@ class Clock:
             if not self._is_on_host(given[0]):
                 self._run(HOST, rates.copy_latency)
                 self._enqueued = self.now  # the host waits for the value
-        elif operation in _COPIES and any(hosts) and not all(hosts):
+        elif operation in _COPIES and on_both:
             # Memory that is not pinned goes through a buffer: half the rate, and the host waits.
             rate = (rates.to_host if self._is_on_host(made) else rates.to_device) / 2
             self._run(HOST, rates.copy_latency + made.numel() * made.element_size() / rate)

@@ -12,7 +12,7 @@ import psutil
 from torch.utils._python_dispatch import _disable_current_modes
 
 from neaptide import HybridTrainer
-from neaptide.errors import DataError, NeaptideError, described
+from neaptide.errors import DataError, NeaptideError, PluginError, described
 from neaptide.hooks.registry import installed_plugins
 from neaptide.run import assembly
 from neaptide.run.feed import moved
@@ -50,8 +50,7 @@ _STEPS = 3
 """Full steps: the first makes the optimizer's state, the last one is timed."""
 _MOST = 12
 """Steps at most: a predictor that does not jump before is not planned in Predict."""
-
-_NO_JUMP = "no jump was made, so Predict and Correct take no more than Full"
+_NO_JUMP = "no jump was made without values, so what Predict and Correct take is not in this plan"
 
 
 @attrs.frozen(kw_only=True)
@@ -169,11 +168,16 @@ def _jump(train: Callable[[Any, str], StepResult], batch: Any) -> bool:
 def _prepared(config: RunConfig, kind: str) -> RunConfig:
     """Return the configuration without files, and with what plugins set in a dry run."""
     device = "cpu" if kind == "cpu" else str(DEVICE)
-    specs = installed_plugins().usable()
-    plugins = {
-        name: attrs.evolve(settings, **specs[name].dry_run)
-        for name, settings in config.plugins.items()
-    }
+    specs, plugins = installed_plugins().usable(), {}
+    for name, settings in config.plugins.items():
+        own = specs[name].dry_run
+        try:
+            plugins[name] = attrs.evolve(settings, **own)
+        except (TypeError, ValueError) as error:
+            msg = (
+                f"plugin {name!r}: its settings refuse its dry_run {own!r:.80}: {described(error)}"
+            )
+            raise PluginError(msg) from error
     return attrs.evolve(
         config,
         plugins=plugins,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
+from neaptide.errors import PluginError
 from neaptide.hooks.enabling import configured
+from neaptide.hooks.registry import installed_plugins
+from neaptide_toolkit.dry_run import running
 from neaptide_toolkit.dry_run.running import DryRun, dry_run
 from neaptide_toolkit.testing import kinds
 
@@ -40,6 +45,20 @@ def test_a_predictor_that_needs_values_does_not_jump_and_it_is_said() -> None:
     found = done({"predictor-dmd": {}})
     assert found.jumped is False
     assert "no jump was made" in found.assumptions[-1]
+
+
+@pytest.mark.parametrize("settings", [{"min_windows": 4}, {"min_window": 1}])
+def test_settings_that_a_plugin_refuses_in_its_own_manifest_are_one_line(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = installed_plugins().usable()
+    wrong = attrs.evolve(found["predictor-drift"], dry_run=settings)
+    usable = {**found, "predictor-drift": wrong}
+    monkeypatch.setattr(
+        running, "installed_plugins", lambda: SimpleNamespace(usable=lambda: usable)
+    )
+    with pytest.raises(PluginError, match=r"'predictor-drift': its settings refuse its dry_run"):
+        done({"predictor-drift": {}})
 
 
 @pytest.mark.parametrize(("tier", "other"), [("host", "device"), ("device", "host")])

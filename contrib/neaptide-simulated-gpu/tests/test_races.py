@@ -76,6 +76,19 @@ def test_kind_6_the_host_writes_what_a_copy_still_writes() -> None:
         host.zero_()
 
 
+def test_a_name_ends_with_its_tensor() -> None:
+    memory, weights, runtime = bytearray(4 * SIZE), on_device(), torch.cuda.cudart()
+    host = simulated_gpu.name(torch.frombuffer(memory, dtype=torch.float32), "host weights")
+    del host
+    host = torch.frombuffer(memory, dtype=torch.float32)
+    assert runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 1) == 0
+    with raced(r"the host's aten::sum reads host memory at \d+"):
+        host.copy_(weights, non_blocking=True)
+        host.sum()
+    torch.cuda.synchronize()
+    assert runtime.cudaHostUnregister(host.data_ptr()) == 0
+
+
 def freed_early(*, recorded: bool) -> None:
     side, weights, host = side_stream(), on_device(), pinned()
     with torch.cuda.stream(side):

@@ -150,6 +150,10 @@ PYBIND11_MODULE(_C, module) {
     Machine::Guard guard(m.lock);
     m.name_range({address, address + size}, name);
   });
+  module.def("forget_name", [&m](uintptr_t address) {
+    Machine::Guard guard(m.lock);
+    m.forget_name(address);
+  });
   module.def("name_stream", [&m](int64_t id, int device, const std::string& name) {
     Machine::Guard guard(m.lock);
     m.stream(id ? static_cast<int>(id) : device).name = name;

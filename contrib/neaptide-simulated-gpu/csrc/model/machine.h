@@ -122,6 +122,7 @@ class Machine {
   std::vector<std::string> races;
   size_t placed = 0;  // of these races, those whose lines of the program are noted
   void name_range(const Range& range, const std::string& name) { names_[range.begin] = {range.end, name}; }
+  void forget_name(uintptr_t begin) { names_.erase(begin); }
   std::string describe(uintptr_t address);
   std::vector<Operation> trace;
   std::unordered_map<std::string, std::pair<uint64_t, double>> by_operation;  // how often, seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -117,9 +118,15 @@ def use_shape_cache(on: bool) -> None:  # noqa: FBT001
 
 
 def name(thing: Named, text: str) -> Named:
-    """Call a tensor's memory, or a stream, `text` in reports of races."""
+    """Call a tensor's memory, or a stream, `text` in reports of races.
+
+    The memory has that name until its storage is freed.
+    """
     if isinstance(thing, torch.Tensor):
         _C.name_range(thing.data_ptr(), thing.nbytes, text)
+        if not thing.is_cuda:  # a device's block ends after the report that it was freed early
+            memory = thing.untyped_storage()
+            weakref.finalize(memory, _C.forget_name, thing.data_ptr()).atexit = False
     else:
         _C.name_stream(thing.stream_id, thing.device_index, text)
     return thing

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 from neaptide.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class NeaptideError(Exception):
@@ -102,6 +103,20 @@ def described(error: BaseException) -> str:
     """Return an error's type and text as one line, `visible`."""
     text = " ".join(text_of(error).split())
     return visible(f"{type(error).__name__}: {text}".removesuffix(": "))
+
+
+@contextmanager
+def ended_by(action: Callable[[], object]) -> Iterator[None]:
+    """Call `action` at the end; if an error ends the context, `action`'s is a note on it."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            action()
+        except Exception as second:  # noqa: BLE001 - the first error says what went wrong
+            error.add_note(f"after this error: {described(second)}")
+        raise
+    action()
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neaptide.errors import ModelError
+from neaptide_toolkit.optimizer_hooks import no_hooks_of_all
 from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def after_a_step(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, Any]:
     }
     copy.__dict__.pop("step", None)  # a learning rate scheduler wraps the optimizer's own
     ones = _Ones()  # type: ignore[no-untyped-call]  # torch leaves it so
-    with ones, torch.random.fork_rng(devices=()):
+    with ones, torch.random.fork_rng(devices=()), no_hooks_of_all():
         copy.step()
     return {original[twin]: state for twin, state in copy.state.items() if twin in original}
 

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 WORDS = frozenset({
     "accelerator", "allocator_count", "api_in_use", "api_of", "compute_capability", "cuda",
-    "cudart", "current_stream", "empty_cache", "get_device_module", "has_streams", "is_cuda",
-    "is_pinned", "lacks", "mps", "pin_memory", "record_event", "record_stream", "wait_event",
-    "wait_stream", "xpu",
+    "cudart", "current_stream", "empty_cache", "end_backward", "free_bytes", "get_device_module",
+    "has_streams", "is_cuda", "is_pinned", "lacks", "mps", "pin_memory", "record_event",
+    "record_stream", "synchronize", "wait_event", "wait_stream", "xpu",
 })  # fmt: skip
-"""Names of variables, attributes and keyword arguments. `torch` has them, or `neaptide.devices`."""
+"""Names of variables, attributes and keyword arguments of `torch` and the modules on devices."""
+OF_AN_API = frozenset({"Event", "Stream"})
+"""Names in torch's module for a device. Other modules have classes of these names, too."""
+APIS = frozenset({"api", "_api"})
+"""What such a module is called."""
 KINDS = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Strings that `device.type` is compared with."""
 
@@ -120,13 +124,19 @@ def _names_a_device(part: ast.AST) -> bool:
     for node in ast.walk(part):
         if isinstance(node, ast.Name) and node.id in WORDS:
             return True
-        if isinstance(node, ast.Attribute) and node.attr in WORDS:
+        if isinstance(node, ast.Attribute) and (node.attr in WORDS or _is_of_an_api(node)):
             return True
         if isinstance(node, ast.keyword) and node.arg in WORDS:
             return True
         if isinstance(node, ast.Compare) and _is_kind(node):
             return True
     return False
+
+
+def _is_of_an_api(node: ast.Attribute) -> bool:
+    owner = node.value
+    name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+    return node.attr in OF_AN_API and name in APIS
 
 
 def _is_kind(compare: ast.Compare) -> bool:

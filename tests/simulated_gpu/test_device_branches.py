@@ -34,6 +34,12 @@ def never(tensor):
     return tensor.is_cuda
 
 
+def waits(api, threading):
+    event = api.Event()
+    other = threading.Event()
+    event.synchronize()
+
+
 class Device:
     type = "cpu"
 
@@ -63,6 +69,8 @@ def test_ways_that_a_run_did_not_go_are_not_covered(tmp_path: Path) -> None:
         "return torch.cuda.memory_allocated()": False,
         "return torch.accelerator.memory_allocated()": True,
         "return tensor.is_cuda": False,
+        "event = api.Event()": False,
+        "event.synchronize()": False,
     }
 
 

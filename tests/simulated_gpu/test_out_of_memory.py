@@ -52,6 +52,34 @@ def test_a_run_that_plans_nothing_gives_general_advice(tmp_path: Path) -> None:
     assert "; lower train.batch_size, or enable a plugin that saves memory\n" in done.stderr
 
 
+LENGTHS = """
+import torch
+
+
+def lengths(width, length):
+    short = torch.zeros(8, 16, width)
+    return [short, short, short, short.repeat(1, length // 16, 1)]
+"""
+
+
+def test_a_plan_that_has_not_seen_the_largest_batch_is_said_to_be_wrong(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(LENGTHS)
+    data = ("--set", "data.name=own:lengths", "--set", "data.options.length=65536")
+    done = run(tmp_path, 1.5, *data, "--set", "run.plan=always", "--set", "train.steps=4")
+    assert done.returncode == 4, done.stderr
+    assert "not planned" not in done.stderr  # and it was not refused: the plan said that it fits
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: out of memory: CUDA out of memory. Tried to allocate ")
+    found = re.search(
+        r"; the plan was wrong: it says (\d+\.\d) MiB of the device, and (\d\.\d) GiB were not "
+        r"enough, \d+% more$",
+        line,
+    )
+    assert found is not None, line
+    assert float(found[1]) < 1.5 * 1024
+    assert float(found[2]) >= 1.5
+
+
 @pytest.mark.parametrize("plan", ["auto", "always"])
 def test_a_run_that_does_not_fit_the_device_is_refused(tmp_path: Path, plan: str) -> None:
     # With "auto" the model, of 16 MiB, is large beside a device of 0.1 GiB.

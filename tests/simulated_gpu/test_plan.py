@@ -10,8 +10,9 @@ import attrs
 import pytest
 import simulated_gpu
 import torch
+from torch import nn
 
-from neaptide import HybridTrainer
+from neaptide import HybridTrainer, Task
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.dry_run.running import dry_run
 from neaptide_toolkit.machine.profiles import Rates
@@ -39,9 +40,9 @@ def configuration(stack: str) -> Any:
     return configured(whole, ())[0]
 
 
-def taken(config: Any) -> tuple[int, int, int]:
+def taken(config: Any, width: int = WIDTH) -> tuple[int, int, int]:
     """Return the bytes of a run: allocated and reserved on the device, and of slabs."""
-    data, before = kinds.sequences(width=WIDTH), mapped_slabs()
+    data, before = kinds.sequences(width=width), mapped_slabs()
     gc.collect()  # earlier tests may have left cycles that hold memory
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -82,3 +83,39 @@ def test_the_time_of_a_step_is_the_simulators(stack: str) -> None:
     config, rates = configuration(stack), simulated_gpu.rates()
     given = Rates(**{field.name: rates[field.name] for field in attrs.fields(Rates)})
     assert dry_run(config, given, "cuda").seconds == pytest.approx(seconds(config), rel=0.1)
+
+
+def recurrent(kind: str, **options: Any) -> Task:
+    layer = getattr(nn, kind)(128, 128, 2, batch_first=True, **options)
+    return Task(layer, lambda model, batch: model(batch)[0].square().mean())
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "RNN": {"name": f"{__name__}:recurrent", "options": {"kind": "RNN"}},
+    "GRU": {"name": f"{__name__}:recurrent", "options": {"kind": "GRU"}},
+    "LSTM": {"name": f"{__name__}:recurrent", "options": {"kind": "LSTM"}},
+    "LSTM, both directions": {
+        "name": f"{__name__}:recurrent",
+        "options": {"kind": "LSTM", "bidirectional": True},
+    },
+    "experts that choose rows": {"name": f"{kinds.__name__}:experts", "options": {"width": 128}},
+}
+
+
+@pytest.mark.parametrize("plugins", [{}, {"gradient-accumulation": {"steps": 2}}], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_memory_of_layers_that_a_gpu_computes_in_its_own_way(
+    model: str, plugins: dict[str, Any]
+) -> None:
+    whole = {
+        "model": MODELS[model],
+        "data": {"name": f"{kinds.__name__}:sequences", "options": {"width": 128}},
+        "plugins": plugins,
+        "train": {"device": "cuda"},
+    }
+    config = configured(whole, ())[0]
+    peak, _, _ = taken(config, width=128)
+    log = dry_run(config, None, "cuda").allocations
+    assert max(found.bytes for found in log.peaks("device").values()) == pytest.approx(
+        peak, rel=0.03
+    )

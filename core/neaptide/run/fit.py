@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from torch.utils.data import DataLoader
 
-from neaptide import checkpoint
+from neaptide import checkpoint, errors
 from neaptide.api.stash import StashKey
 from neaptide.api.steps import Outcome
 from neaptide.errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
@@ -135,7 +135,7 @@ class Fit:
         if _leave_weights(self._data, self._observe):
             session.run.stash.set(FITTING, object())
         feed = Feed(self._data.train, session.data_state if resumed else None)
-        with stop_on_signals() as self._stop:
+        with stop_on_signals() as self._stop, errors.ended_by(session.store.drain):
             try:
                 if resumed:
                     self._evaluate_if_due()  # a stopped run may lack this evaluation
@@ -145,7 +145,6 @@ class Fit:
                 self._leave()
             finally:
                 session.run.stash.set(FITTING, None)
-                session.store.drain()
 
     def _train(self, feed: Feed) -> None:
         session, state = self._session, self._session.state

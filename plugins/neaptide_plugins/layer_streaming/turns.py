@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from neaptide.errors import ended_by
 from neaptide.run.fit import FITTING
 
 from .updates.step_hooks import check_no_hooks
-from .weights.ending import ended_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

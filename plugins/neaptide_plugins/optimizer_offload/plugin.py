@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, Plugin, hookimpl
+from neaptide.errors import ended_by
 from neaptide_toolkit.machine.devices import empty_cache
 from neaptide_toolkit.offload import tensors_in
 from neaptide_toolkit.optimizer_state import expected_state
@@ -71,11 +72,9 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
     @hookimpl
     def on_run_end(self) -> None:
         """Bring the state back, and free the mechanism's memory."""
-        try:
-            self._bring_back()
-        finally:
-            if self._mechanism is not None:
-                self._mechanism.close()
+        if self._mechanism is not None:
+            with ended_by(self._mechanism.close):
+                self._bring_back()
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from neaptide_kernels.accelerator import forked_random
+from neaptide_toolkit.optimizer_hooks import no_hooks_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +132,7 @@ def _changed_by_a_step(
     twin.state.update(copy.deepcopy(shared))
     own = _numbers(vars(twin))
     cls: Any = type(optimizer)
-    with forked_random(like.device), torch.enable_grad():
+    with forked_random(like.device), torch.enable_grad(), no_hooks_of_all():
         cls.step(twin)
     if not bool(matrix.isfinite().all()):
         msg = "its first step is not finite"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .lstm import LAYER, layer
+from .as_cuda.attention import FUSED, FUSED_BACKWARD, attended, gradients
+from .undispatched.lstm import LAYER, layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,4 +143,6 @@ _BOUNDS: dict[Any, Callable[..., tuple[Any, str] | None]] = {
     _ATEN.bincount.default: _bincount,
     _ATEN._grouped_mm.default: _grouped,  # noqa: SLF001 - PyTorch has no other name
     LAYER: layer,
+    FUSED: attended,
+    FUSED_BACKWARD: gradients,
 }

@@ -14,6 +14,8 @@ import torch
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
+from .as_cuda import attention
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -130,6 +132,9 @@ class Clock:
 
 
 def _flops(operation: Any, args: tuple[Any, ...], made: Any) -> float:
+    attended = attention.flops(operation, args)
+    if attended is not None:
+        return attended
     count = flop_registry.get(operation.overloadpacket)
     return 0.0 if count is None else float(count(*args, out_val=made))
 

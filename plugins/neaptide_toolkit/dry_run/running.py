@@ -11,9 +11,10 @@ import attrs
 import psutil
 from torch.utils._python_dispatch import _disable_current_modes
 
-from neaptide import HybridTrainer
+from neaptide import HybridTrainer, Task
 from neaptide.errors import DataError, NeaptideError, PluginError, described
 from neaptide.hooks.registry import installed_plugins
+from neaptide.plugin import sole
 from neaptide.run import assembly
 from neaptide.run.feed import moved
 from neaptide_toolkit.machine import profiles
@@ -22,10 +23,15 @@ from neaptide_toolkit.offload.lanes import lanes_by
 from neaptide_toolkit.offload.pages import watched
 from neaptide_toolkit.tensors import nested_tensors
 
-from .allocations import DEVICE, OTHER, AllocationLog
+from .allocations import DEVICE, AllocationLog
+from .as_cuda.attention import as_cuda_attends
+from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
 from .clock import Clock
 from .reading import reads_by
+from .recurrent.on_gpu import recurrent_as_cuda
+from .undispatched.generators import states_noted
+from .undispatched.kernels import temporary, temporary_anywhere
 from .unknown import Unknown
 
 if TYPE_CHECKING:
@@ -93,7 +99,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated)
     clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host)
-    mode = Unknown(log.made, clock.ran)
+    mode = Unknown(log.made, clock.ran, temporary_anywhere if accelerated else temporary)
 
     def mapped(pages: Any, flat: torch.Tensor) -> None:
         log.mapped(pages, flat)
@@ -104,11 +110,15 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
         inside.enter_context(lanes_by(clock.lane))
         inside.enter_context(watched(mapped))
         inside.enter_context(log.resized())
+        inside.enter_context(states_noted(log.made))
         inside.enter_context(reads_by(mode))
         inside.enter_context(_explained(mode))
         inside.enter_context(mode)
         if accelerated:
-            inside.enter_context(_computing_on_device())
+            inside.enter_context(_computing_on_device(log))
+            inside.enter_context(recurrent_as_cuda(mode.assumptions.note))
+            inside.enter_context(as_cuda_attends(mode.is_unknown, mode.assumptions.note))
+            inside.enter_context(as_cuda_casts())
         trainer = inside.enter_context(HybridTrainer.from_config(_prepared(config, kind)))
         if accelerated:
             _as_cuda_does(trainer.optimizer)
@@ -123,11 +133,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
 
         def train(batch: Any, phase: str) -> StepResult:
             clock.restart()
-            log.kind = "batch"
-            here = moved(batch, DEVICE) if accelerated else batch
-            log.kind = OTHER
-            result = trainer.step(here, phase=phase)
-            del here
+            result = trainer.step(batch, phase=phase)
             _name(log, trainer)
             return result
 
@@ -187,14 +193,31 @@ def _prepared(config: RunConfig, kind: str) -> RunConfig:
 
 
 @contextmanager
-def _computing_on_device() -> Iterator[None]:
-    """Let a run compute on `DEVICE`, though its tensors say that they are on `cpu`."""
-    original = assembly.choose_device
+def _computing_on_device(log: AllocationLog) -> Iterator[None]:
+    """Let a run compute on `DEVICE`, though its tensors say that they are on `cpu`.
+
+    A batch, or each part of it, moves there where a loss is computed, as in a run on a GPU.
+    """
+    choose_device, build_task = assembly.choose_device, assembly.build_task
+
+    def build(config: RunConfig, hooks: Any) -> Task:
+        task = build_task(config, hooks)
+        loss_fn = sole(assembly.LOSS_GROUP)(task.loss_fn, None)
+
+        def loss(model: torch.nn.Module, batch: Any) -> Any:
+            before, log.kind = log.kind, "batch"
+            here = moved(batch, DEVICE)
+            log.kind = before
+            return loss_fn(model, here)
+
+        return Task(task.module, loss)
+
     assembly.choose_device = lambda name, model: DEVICE  # noqa: ARG005 - their names are asked
+    assembly.build_task = build
     try:
         yield
     finally:
-        assembly.choose_device = original
+        assembly.choose_device, assembly.build_task = choose_device, build_task
 
 
 def _as_cuda_does(optimizer: torch.optim.Optimizer) -> None:

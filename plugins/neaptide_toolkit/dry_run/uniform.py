@@ -43,6 +43,11 @@ _KEEPING = {
 """Operations that make one value of many equal ones, as they make it of one."""
 _ADDING = {_ATEN.sum.default, _ATEN.sum.dim_IntList, _ATEN.count_nonzero.default}
 """As above, but only of zeros."""
+_FILLED = {
+    getattr(_ATEN, name.format(kind)).default: value
+    for kind, value in {"zeros": 0, "ones": 1}.items()
+    for name in ("{}", "new_{}", "{}_like")
+}
 
 
 def value_of(
@@ -61,6 +66,8 @@ def value_of(
         known: returns the value of all elements of a tensor; None if they are unknown or differ.
         read: called with 1 if an unknown scalar decides, which then is 1.
     """
+    if operation in _FILLED:
+        return _FILLED[operation]
     given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
     if not given or any(not one.numel() or one.is_complex() for one in given):
         return None

@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from .assumptions import Assumptions, refuse_layouts
 from .bounds import has_mask
-from .lstm import temporary
+from .gradients import Backward
 from .shapes import Shape, Shapes
+from .shares import ChosenPart, Knowledge, Places, facts_of
+from .undispatched.kernels import temporary
 from .uniform import value_of
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         made: called with each storage that an operation allocates, the tensors that it was given,
             and its device: None if it was not named.
         ran: called with each operation that would compute, its arguments and its results.
+        inside: returns the bytes that an operation takes while it runs, from its arguments and its
+            results.
 
     Attributes:
         assumptions: what is taken for granted of unknown values.
@@ -58,13 +62,17 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self,
         made: Callable[[torch.UntypedStorage, list[torch.Tensor], torch.device | None], None],
         ran: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None,
+        inside: Callable[[Any, tuple[Any, ...], Any], int] = temporary,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made, self._ran = made, ran
+        self._made, self._ran, self._inside = made, ran, inside
         self.assumptions = Assumptions()
         self._shapes = Shapes(self._count, self.assumptions.note)
-        # By address of the storage's C++ object: the value of all elements; None if they differ.
+        self._backward = Backward()
+        # By address of the storage's C++ object: the value of all elements, or what is known of the
+        # choices in them; None if nothing is.
         self._unknown: dict[int, Any] = {}
+        self._knowledge = Knowledge(self._fact, self.is_unknown, self._value)
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """From now on, the values of `tensors` count as unknown."""
@@ -84,6 +92,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             return NotImplemented  # the subclass computes with ordinary tensors, which come here
         refuse_layouts(given, func)
         unknown = any(map(self.is_unknown, given))
+        func = self._backward.instead_of(func, args, kwargs)
         kind = _kind(func)
         if func is _READ and unknown:
             self._ran(func, args, ())
@@ -91,6 +100,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if func is _READ or kind == "view":
             return func(*args, **kwargs)
         if kind == "tells":
+            self._take_inside(func, args, None, given)
             return True if unknown and func not in _OF_SHAPES else func(*args, **kwargs)
         if func in _FINDS_NOTHING:
             return None
@@ -100,15 +110,20 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             made = None if kind == "changes" else self._shapes.of(func, args, kwargs)
             if not _is_small(given, made):
                 return self._without_values(func, args, kwargs, given)
-        return self._noted(func(*args, **kwargs), given, _named(func, args, kwargs))
+        result = self._noted(func(*args, **kwargs), given, _named(func, args, kwargs))
+        self._take_inside(func, args, result, given)
+        self._backward.made(func, result)
+        return result
 
     def _without_values(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> Any:
         kind = _kind(func)
         changed = _changed(func, args, kwargs) if kind != "makes" else []
+        facts = facts_of(func, args, kwargs, changed[0], self._knowledge) if changed else []
         self.forget(changed)
         if kind == "changes":
+            self._tell(facts)
             result = _returned(func, args, kwargs)
             self._ran(func, args, changed if result is None else result)
             return result
@@ -123,8 +138,10 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             for one in tree_iter(result):
                 if isinstance(one, torch.Tensor):
                     self._mark(one.untyped_storage(), value)
-        if inside := temporary(func, args):
-            self._noted(Shape((inside,), (1,), torch.uint8).made(), given, kwargs.get("device"))
+            if value is None and kind == "makes":
+                self._tell(facts_of(func, args, kwargs, result, self._knowledge))
+        self._backward.made(func, result)
+        self._take_inside(func, args, result, given)
         self._ran(func, args, result)
         return result
 
@@ -148,17 +165,32 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         """Return the value of all elements; None if they are unknown or differ."""
         storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - as above
         if storage in self._unknown:
-            return self._unknown[storage]
+            found = self._unknown[storage]
+            return None if isinstance(found, Places | ChosenPart) else found
         return tensor.item() if tensor.numel() == 1 else None
 
     def _count(self, tensor: torch.Tensor) -> int:
         """Return how many elements are not 0, or how many can be."""
         if not self.is_unknown(tensor):
             return int(tensor.count_nonzero())
-        value = self._value(tensor)
+        value, fact = self._value(tensor), self._fact(tensor)
+        if isinstance(fact, ChosenPart) and tensor.numel():
+            share = fact.of(tensor)
+            self.assumptions.note(
+                f"a mask chooses {share} of its elements: all choices are equally frequent"
+            )
+            return max(1, round(tensor.numel() * share))
         if value is None:
             self.assumptions.note(f"a mask chooses all of its {tensor.numel()} elements")
         return tensor.numel() if value is None or value else 0
+
+    def _fact(self, tensor: torch.Tensor) -> Any:
+        found = self._unknown.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as above
+        return found if isinstance(found, Places | ChosenPart) else None
+
+    def _tell(self, facts: Iterable[tuple[torch.Tensor, Any]]) -> None:
+        for tensor, fact in facts:
+            self._mark(tensor.untyped_storage(), fact)
 
     def _noted(self, result: Any, given: list[torch.Tensor], device: torch.device | None) -> Any:
         for one in tree_iter(result):
@@ -166,6 +198,12 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 refuse_layouts([one], "an operation")
                 self._made(one.untyped_storage(), given, device)
         return result
+
+    def _take_inside(
+        self, func: Any, args: tuple[Any, ...], result: Any, given: list[torch.Tensor]
+    ) -> None:
+        if nbytes := self._inside(func, args, result):
+            self._noted(Shape((nbytes,), (1,), torch.uint8).made(), given, None)
 
     def _mark(self, storage: torch.UntypedStorage, value: Any = None) -> None:
         address = storage._cdata  # noqa: SLF001 - two Python objects may stand for one storage

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .machine import PlannedMachine
 
 _TRIED = re.compile(r"ried to allocate ([0-9.]+) ?(bytes|KiB|MiB|GiB|TiB)?", re.IGNORECASE)
+_FAR = 10
+"""From this factor on, a difference is told as a factor and not in percent."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -64,9 +66,11 @@ def _wrong(tier: str, planned: int, has: int, took: int) -> str:
             f"{size(took)} were asked for when it ended"
         )
     least = max(took, has)
+    factor = least / planned
+    more = f"{factor - 1:.0%} more" if factor < _FAR else f"{factor:,.0f} times as much"
     return (
         f"the plan was wrong: it says {size(planned)} of {named}, and {size(least)} were not "
-        f"enough, {least / planned - 1:.0%} more"
+        f"enough, {more}"
     )
 
 

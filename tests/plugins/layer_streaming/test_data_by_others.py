@@ -19,7 +19,6 @@ from zoo_blocks import linear, stacked
 from neaptide import HybridTrainer, ModelError
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
-from neaptide_plugins.layer_streaming.updates.stepping import _plain_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +52,7 @@ class Read(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         in_thread(lambda: [float(one.data.sum()) for one in self.watched])
-        return _plain_step(torch.optim.SGD)(self)  # once SGD was used, its step runs hooks
+        return super().step(closure)
 
 
 @each_way

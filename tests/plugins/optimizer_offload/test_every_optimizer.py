@@ -11,6 +11,7 @@ from optimizers_of_torch import OPTIMIZERS
 from support import CYCLE
 from torch import nn, optim
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from neaptide import HybridTrainer
 from neaptide_plugins.optimizer_offload import SPEC
@@ -61,6 +62,39 @@ def host_bytes(trainer: HybridTrainer) -> int:
 def test_host_memory_is_bitwise(name: str) -> None:
     make = OPTIMIZERS[name]
     assert digest(make, None) == digest(make, {"strategy": "cpu"})
+
+
+class Calling(optim.AdamW):
+    """Calls the step of AdamW, in which torch runs the hooks of the step once more."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(0.9)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("strategy", EXACT)
+def test_a_step_that_calls_the_step_of_its_base_is_bitwise(strategy: str) -> None:
+    optim.AdamW([nn.Parameter(torch.ones(1))])  # from now on torch runs hooks in its step
+    assert digest(Calling, None) == digest(Calling, {"strategy": strategy})
+
+
+@pytest.mark.parametrize("strategy", [*EXACT, "compress", "drop"])
+def test_hooks_of_all_optimizers_hear_of_the_users_alone(strategy: str) -> None:
+    optim.AdamW([nn.Parameter(torch.ones(1))])
+    heard: list[Any] = []
+    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: heard.append(optimizer))
+    try:
+        digest(Calling, None)
+        expected = len(heard)
+        heard.clear()
+        digest(Calling, {"strategy": strategy})
+    finally:
+        handle.remove()
+    assert expected == len(heard)
+    assert 1 == len(set(map(id, heard)))
 
 
 @pytest.mark.slow

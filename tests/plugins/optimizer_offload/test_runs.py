@@ -248,3 +248,22 @@ def test_it_resumes_from_what_an_interrupted_predict_has_left(
             return digest
 
     assert run(resume=False) == run(resume=True)
+
+
+def test_the_first_of_two_errors_at_the_end_is_told_with_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(text: str) -> Any:
+        def method(_: HostState) -> None:
+            raise OSError(text)
+
+        return method
+
+    trainer, _ = tiny_trainer(config("cpu"), [SPEC])
+    plugin = trainer.hooks.plugins["optimizer-offload"]
+    with trainer, monkeypatch.context() as patched:
+        patched.setattr(HostState, "finish", fails("the copy failed"))
+        patched.setattr(HostState, "close", fails("the memory is gone"))
+        with pytest.raises(OSError, match="the copy failed") as caught:
+            plugin.on_run_end()
+    assert caught.value.__notes__ == ["after this error: OSError: the memory is gone"]

@@ -158,11 +158,14 @@ def test_experts_that_are_grouped_take_what_they_take() -> None:
     assert planned(config)[1] == pytest.approx(measured(config, tokens()), rel=0.05)
 
 
-def test_experts_that_get_all_rows_are_an_upper_bound_that_is_told() -> None:
+def test_experts_that_choose_rows_get_equal_shares() -> None:
     config = config_of("mixtral", "tokens", experts="eager")
     done, peak = planned(config)
-    assert peak >= measured(config, tokens())
-    assert any("a mask chooses all" in one and "mixtral" in one for one in done.assumptions)
+    assert peak == pytest.approx(measured(config, tokens()), rel=0.05)
+    assert any(
+        "all choices are equally frequent" in one and "mixtral" in one for one in done.assumptions
+    )
+    assert not any("chooses all" in one for one in done.assumptions)
 
 
 def test_an_encoder_with_a_decoder_takes_what_it_takes() -> None:

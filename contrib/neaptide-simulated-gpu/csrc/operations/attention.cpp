@@ -1,5 +1,5 @@
-// Attention by the CPU's flash kernel, so that memory is as a GPU's and bits are as the CPU's; dropout
-// by the device's own generator.
+// Attention where a GPU has a fused kernel for it: memory is as a GPU's, bits are as the CPU's. And
+// dropout by the device's own generator.
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
@@ -10,6 +10,7 @@
 #include <ATen/ops/ones_like.h>
 
 #include "device/device.h"
+#include "operations/composed_attention.h"
 #include "operations/own_kernels.h"
 
 namespace simulated_gpu {
@@ -22,31 +23,52 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   return {input.mul(mask).mul_(p == 1 ? 0.0 : 1.0 / (1.0 - p)), mask};
 }
 
+// The rules of PyTorch's flash and memory-efficient kernels (aten/native/transformers/cuda/sdp_utils.cpp)
+// for the device's capability 8.0, without those for single sizes.
 int64_t choose(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
-               double dropout, bool causal, std::optional<double>, bool grouped) {
+               double, bool causal, std::optional<double>, bool grouped) {
+  auto type = q.scalar_type();
+  bool half = type == at::kHalf || type == at::kBFloat16;
   bool dense = q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1;
-  bool fits = dropout == 0.0 && q.dim() == 4 && q.size(-1) == v.size(-1) && dense && q.sym_numel() > 0 &&
-              !(mask && (causal || mask->requires_grad())) && !(grouped && q.size(1) != k.size(1));
-  return static_cast<int64_t>(fits ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
+  bool possible = (half || type == at::kFloat) && q.dim() == 4 && dense && q.sym_numel() > 0;
+  bool flash = half && !mask && q.size(-1) == v.size(-1);
+  bool efficient = !(mask && causal) && !(grouped && q.size(1) != k.size(1));
+  return static_cast<int64_t>(possible && (flash || efficient) ? sdp::SDPBackend::overrideable
+                                                               : sdp::SDPBackend::math);
+}
+
+// Whether the CPU has a fused kernel, too.
+bool cpu_has(const Attention& given, bool gradient_of_mask) {
+  return given.dropout == 0 && !gradient_of_mask && given.q.size(-1) == given.v.size(-1);
 }
 
 using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor,
                            at::Tensor, at::Tensor>;
+using Backward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 Forward forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& bias,
                 double dropout, bool causal, bool, std::optional<double> scale) {
-  auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, bias, scale);
+  Attention given{q, k, v, bias, dropout, causal, scale};
+  Attended made;
+  if (cpu_has(given, bias && bias->requires_grad())) {
+    auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, bias, scale);
+    made = {out, logsumexp, at::empty({}, at::kLong)};
+  } else {
+    made = attend(given);
+  }
   at::Tensor none;
-  auto seed = at::empty({}, at::kLong), offset = at::empty({}, at::kLong);
-  return {out, logsumexp, none, none, c10::SymInt(q.size(2)), c10::SymInt(k.size(2)), seed, offset, none};
+  auto offset = at::empty({}, at::kLong);
+  return {made.out, made.logsumexp, none, none, c10::SymInt(q.size(2)), c10::SymInt(k.size(2)), made.seed, offset, none};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
-    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& bias,
-    std::array<bool, 4>, const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&,
-    c10::SymInt, c10::SymInt, double dropout, bool causal, const at::Tensor&, const at::Tensor&,
-    std::optional<double> scale) {
+Backward backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const at::Tensor& bias, std::array<bool, 4> wanted, const at::Tensor& out,
+                  const at::Tensor& logsumexp, const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt,
+                  double dropout, bool causal, const at::Tensor& seed, const at::Tensor&,
+                  std::optional<double> scale) {
   auto mask = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  Attention given{q, k, v, mask, dropout, causal, scale};
+  if (!cpu_has(given, wanted[3])) return attend_backward(given, grad, seed, wanted[3]);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, logsumexp, dropout,
                                                                                causal, mask, scale);
   return {dq, dk, dv, at::Tensor()};

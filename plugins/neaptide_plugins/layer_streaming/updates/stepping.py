@@ -17,9 +17,12 @@ from torch import nn, optim
 
 from neaptide.errors import ModelError
 from neaptide_kernels.adamw_split.split_master import join, split
+from neaptide_toolkit.optimizer_hooks import no_hooks_of_all, plain_step
+
+from .step_hooks import hooks_of_twin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ADOPTED: frozenset[type[optim.Optimizer]] = frozenset(
     {
@@ -117,16 +120,25 @@ def state_layout(
     matrix.grad = torch.ones_like(matrix)
     # `foreach`, `fused` and the learning rate do not affect the state's layout.
     plain = group | {"params": [matrix], "lr": 0.1, "foreach": False, "fused": False}
-    probe = cls(
-        **{name: plain[name] for name in inspect.signature(cls).parameters if name in group}
-    )
-    _plain_step(cls)(probe)
+    probe = cls(**{name: plain[name] for name in _options(cls) if name in group})
+    with no_hooks_of_all():
+        plain_step(cls)(probe)
     state = probe.state[matrix].items() if matrix in probe.state else ()
     return {
         name: value.dtype
         for name, value in state
         if isinstance(value, torch.Tensor) and value.shape == matrix.shape
     }
+
+
+def _options(cls: type) -> Iterator[str]:
+    """Yield the names of the arguments of a class, also of those that it passes to its base."""
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            parameters = inspect.signature(each.__init__).parameters  # type: ignore[misc]  # of a class, not of an object
+            yield from parameters
+            if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
+                return
 
 
 @torch.no_grad()
@@ -137,8 +149,9 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     same entries as after `optimizer.step()`. Its state tensors of the parameter's shape are then
     the tensors in `shown`. If the state contains a different tensor before the step, for example
     after `load_state_dict`, that tensor is first copied into the item's tensor. Hooks on the step
-    do not run, and wrappers of the optimizer's `step` are not called. If the class raises an error,
-    groups and state are unchanged.
+    do not run, and wrappers of the optimizer's `step` are not called. This holds also for a class
+    whose step calls the step of its base. If the class raises an error, groups and state are
+    unchanged.
 
     Each item with `lo` needs memory for a float32 copy of its weight. A gradient whose dtype
     differs from the dtype of the update needs memory for one copy. The optimizer's class allocates
@@ -146,7 +159,8 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
 
     Raises:
         ModelError: a parameter is not in the optimizer, or it is twice in `items`, or the class
-            has created a state tensor of the parameter's shape that the item does not have.
+            has created a state tensor of the parameter's shape that the item does not have, or
+            torch would run a hook of the user a second time in the step of the class's base.
     """
     state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
     proxies = {id(item.parameter): _proxy(item, optimizer.state) for item in items}
@@ -165,7 +179,9 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
             state[proxy] = working(item, kept, fused=id(proxy) in fused)
     twin = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
-    _plain_step(type(optimizer))(twin)
+    twin.__dict__.update(hooks_of_twin(optimizer))
+    with no_hooks_of_all():
+        plain_step(type(optimizer))(twin)
     left = [settled(item, state.get(proxies[id(item.parameter)], {})) for item in items]
     for item, kept in zip(items, left, strict=True):
         if item.lo is not None:
@@ -239,12 +255,3 @@ def _no_memory(name: str, item: Item) -> str:
         f"was added (add_param_group) or an option turned on (a momentum that was 0?); set it "
         f"before the start, or step on the CPU"
     )
-
-
-def _plain_step(cls: type[optim.Optimizer]) -> Callable[[optim.Optimizer], Any]:
-    """Return the `step` of a class, without the wrapper by which torch runs hooks."""
-    step: Any = cls.step
-    while getattr(step, "hooked", False):
-        step = step.__wrapped__
-    plain: Callable[[optim.Optimizer], Any] = step
-    return plain

@@ -16,10 +16,9 @@ import torch
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from neaptide.errors import ModelError
+from neaptide.errors import ModelError, ended_by
 
 from .adoption import DATA, adopted
-from .ending import ended_by
 from .telling import leave, listen
 
 if TYPE_CHECKING:

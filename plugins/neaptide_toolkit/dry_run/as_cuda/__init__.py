@@ -1,0 +1,1 @@
+"""What PyTorch computes otherwise on CUDA than on a CPU: attention, dropout, autocast."""

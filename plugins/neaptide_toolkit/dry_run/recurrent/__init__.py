@@ -1,0 +1,1 @@
+"""Recurrent layers, as a GPU computes them."""

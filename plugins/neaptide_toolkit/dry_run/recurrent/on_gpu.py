@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from neaptide_toolkit.dry_run.as_cuda.overriding import overridden
+
 from .cells import gru_alone, gru_step, lstm_alone, lstm_step, simple_step
 from .fused import FUSED
 from .layers import layers_of, packed_layers_of
@@ -51,20 +53,15 @@ def recurrent_as_cuda(note: Callable[[str], None]) -> Iterator[None]:
     Args:
         note: called with what this assumes, each time that such a layer runs.
     """
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for function in FUSED:
-        for key in (
-            "CPU",
-            "Meta",
-        ):  # PyTorch tells no shapes of a GRU, or of an LSTM without biases
-            library.impl(f"_thnn_fused_{function.__name__}", function, key)
-    for operation, own in _OPERATIONS.items():
-        name = operation.name().removeprefix("aten::")
-        library.impl(name, _chosen(operation, own, note), "AutogradCPU")
-    try:
+    # PyTorch tells no shapes of a GRU, or of an LSTM without biases.
+    cells = {getattr(_ATEN, f"_thnn_fused_{one.__name__}").default: one for one in FUSED}
+    layers = {operation: _chosen(operation, own, note) for operation, own in _OPERATIONS.items()}
+    with (
+        overridden(cells, "CPU"),
+        overridden(cells, "Meta"),
+        overridden(layers, "AutogradCPU"),
+    ):
         yield
-    finally:
-        library._destroy()  # noqa: SLF001 - PyTorch has no public way
 
 
 def _chosen(

@@ -64,6 +64,12 @@ class BudgetCase:
         return json.dumps({"version": 1, **self.settings})
 
     @property
+    def is_of_onednn(self) -> bool:
+        """Return whether kernels of oneDNN take memory inside, on a CPU."""
+        name = self.settings["model"]["name"].split(":")[1]
+        return self.is_half or name in ("convolutions", "recurrent")
+
+    @property
     def is_half(self) -> bool:
         """Return whether the run computes in 16 bits."""
         return "mixed-precision" in self.settings["plugins"]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
+
+from neaptide_toolkit.tensors import nested_tensors
 
 from .as_cuda import attention
 
@@ -60,7 +61,7 @@ class Clock:
 
         `made` is what it made or, if it returns nothing, what it changed.
         """
-        given = [one for one in tree_iter((args, made)) if isinstance(one, torch.Tensor)]
+        given = [*nested_tensors((args, made))]
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
         if self._copied is not None:

@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter
+
+from neaptide_toolkit.tensors import nested_tensors
 
 _ATEN = torch.ops.aten
 _ZEROS = {_ATEN.new_zeros.default, _ATEN.zeros.default, _ATEN.zeros_like.default}
@@ -51,9 +52,7 @@ class Backward:
         if operation in _ZEROS:
             self._zeros = _identity(result)
         if torch._C._current_graph_task_id() >= 0:  # noqa: SLF001 - it has no public name
-            self._made.update(
-                _identity(one) for one in tree_iter(result) if isinstance(one, torch.Tensor)
-            )
+            self._made.update(map(_identity, nested_tensors(result)))
 
     def _enter(self) -> None:
         node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - as above

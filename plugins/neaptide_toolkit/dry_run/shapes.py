@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 from neaptide.errors import described
+from neaptide_toolkit.tensors import nested_tensors
 
 from .assumptions import UnplannableError, place, refuse_layouts
 from .bounds import bound_of, without_masks
@@ -107,7 +108,7 @@ def _asked(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     except UnplannableError:
         raise
     except RuntimeError as error:
-        given = [tuple(one.shape) for one in tree_iter(args) if isinstance(one, torch.Tensor)]
+        given = [tuple(one.shape) for one in nested_tensors(args)]
         msg = (
             f"{operation} of tensors of the shapes {given} fails ({described(error)}); if the "
             f"model runs, its shapes depend on values, and it cannot be planned @ {place()}"
@@ -116,7 +117,7 @@ def _asked(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _shapes(operation: Any, made: Any) -> Any:
-    refuse_layouts((one for one in tree_iter(made) if isinstance(one, torch.Tensor)), operation)
+    refuse_layouts(nested_tensors(made), operation)
     return tree_map(lambda one: Shape.of(one) if isinstance(one, torch.Tensor) else one, made)
 
 

@@ -9,7 +9,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
+
+from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +70,7 @@ def value_of(
     """
     if operation in _FILLED:
         return _FILLED[operation]
-    given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+    given = [*nested_tensors((args, kwargs))]
     if not given or any(not one.numel() or one.is_complex() for one in given):
         return None
     values = [known(one) for one in given]

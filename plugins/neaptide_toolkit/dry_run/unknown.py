@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from neaptide_toolkit.tensors import nested_tensors
+
 from .assumptions import Assumptions, refuse_layouts
 from .bounds import has_mask
 from .gradients import Backward
@@ -87,7 +89,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = [*nested_tensors((args, kwargs))]
         if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
             return NotImplemented  # the subclass computes with ordinary tensors, which come here
         refuse_layouts(given, func)
@@ -135,9 +137,8 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if value is not None and _is_small((), made):
             result.fill_(value)
         else:
-            for one in tree_iter(result):
-                if isinstance(one, torch.Tensor):
-                    self._mark(one.untyped_storage(), value)
+            for one in nested_tensors(result):
+                self._mark(one.untyped_storage(), value)
             if value is None and kind == "makes":
                 self._tell(facts_of(func, args, kwargs, result, self._knowledge))
         self._backward.made(func, result)
@@ -193,10 +194,9 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             self._mark(tensor.untyped_storage(), fact)
 
     def _noted(self, result: Any, given: list[torch.Tensor], device: torch.device | None) -> Any:
-        for one in tree_iter(result):
-            if isinstance(one, torch.Tensor):
-                refuse_layouts([one], "an operation")
-                self._made(one.untyped_storage(), given, device)
+        for one in nested_tensors(result):
+            refuse_layouts([one], "an operation")
+            self._made(one.untyped_storage(), given, device)
         return result
 
     def _take_inside(
@@ -261,7 +261,7 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     named = _written(func)
     values = [*(args[place] for place, _ in named if place < len(args))]
     values += [kwargs[name] for _, name in named if name in kwargs]
-    return [one for one in tree_iter(values) if isinstance(one, torch.Tensor)]
+    return [*nested_tensors(values)]
 
 
 @cache

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HALF = torch.bfloat16
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="the numbers are those of kernels for AVX-512",
+)
 LSTM = torch.ops.aten.mkldnn_rnn_layer.default
 
 
@@ -39,10 +43,14 @@ def convolved(
     dtype: torch.dtype = torch.float32,
     *,
     backward: bool = False,
+    last: bool = False,
     **options: Any,
 ) -> Callable[[], Any]:
     """Return a convolution of images of this size to `made` channels, or its backward."""
-    images = torch.randn(size, dtype=dtype, requires_grad=backward)
+    images = torch.randn(size, dtype=dtype)
+    if last:
+        images = images.to(memory_format=torch.channels_last)
+    images.requires_grad_(backward)
     given = size[1] // options.get("groups", 1)
     weight = torch.randn(made, given, *[window] * (len(size) - 2), dtype=dtype)
     weight.requires_grad_(backward)
@@ -71,13 +79,24 @@ def test_a_convolution_takes_copies(name: str, *, backward: bool) -> None:
     assert planned == pytest.approx(measured, rel=0.02)
 
 
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"groups": 4},
+    {"groups": 32},
+    {"groups": 32, "window": 7, "padding": 3},
+    {"stride": 2},
+    {"last": True},
+    {"last": True, "groups": 32, "window": 7, "padding": 3},
+    {"last": True, "stride": 2},
+)
+
+
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("options", [{"groups": 4}, {"groups": 32}, {"stride": 2}], ids=str)
+@pytest.mark.parametrize("options", OTHERS, ids=str)
 def test_a_convolution_of_another_kind_takes_copies(
     options: dict[str, Any], *, backward: bool
 ) -> None:
     planned, measured = both(
-        lambda: convolved((4, 32, 32, 32), 32, padding=1, backward=backward, **options)
+        lambda: convolved((4, 32, 32, 32), 32, backward=backward, **{"padding": 1, **options})
     )
     assert 0.98 <= planned / measured <= 1.2
 
@@ -103,7 +122,7 @@ def test_a_product_in_16_bits_takes_packed_copies(
         return lambda: (left.t() if transposed else left) @ right
 
     planned, measured = both(made)
-    assert 0.98 <= planned / measured <= 1.3
+    assert 0.98 <= planned / measured <= 1.5
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 8, 8), (33, 8, 4, 4), (9, 3, 200, 10), (32, 16, 64, 512)])

@@ -13,6 +13,9 @@ _BLOCK = 16
 """Channels that one vector register holds in single precision. Copies are padded to them."""
 _SMALL_IMAGE = 20480
 """Elements up to which a batch of one is computed without oneDNN."""
+_LEAST, _NARROW, _SUMMED = 8344, 3, 256
+"""Bytes that kernels need whose channels lie next to each other; the widest window of the usual
+kernels with one channel in a group; and copies of weights that others add up."""
 _IMAGE, _IMAGES = 768 * 2**10, 640 * 2**10
 """The most bytes of images that a thread keeps: in a forward, and for the gradient of weights."""
 
@@ -24,7 +27,9 @@ def _forward(args: tuple[Any, ...], made: torch.Tensor) -> int:
     if images.dtype in _HALF:
         inside = _scratch(images, weight, args[4], groups)
         packed = _weights(weight, groups, 32, 1)
-        return max(inside + images.nbytes + packed, 2 * made.nbytes)
+        return max(inside + int(images.nbytes) + packed, 2 * made.nbytes)
+    if _is_last(images):
+        return int(weight.nbytes) + _weights(weight, groups, _BLOCK, 1) + _LEAST
     blocked = _blocked(made, _BLOCK)
     reordered = _blocked(images, _BLOCK) if images.shape[1] >= _BLOCK or groups > 1 else 0
     padded = 0 if made.shape[1] % _BLOCK == 0 else 128 + 4 * _up(made.shape[1], _BLOCK)
@@ -36,37 +41,69 @@ def _backward(args: tuple[Any, ...], made: Any) -> int:
     gradient, images, weight, groups = args[0], args[1], args[2], args[9]
     if not _by_onednn(images, weight, args[4], args[6], groups):
         return _columns(images, weight, gradient, args[4], args[5])
-    results = sum(one.nbytes for one in made if one is not None)
-    of_images = 0 if made[0] is None else images.nbytes
-    half, strided = images.dtype in _HALF, any(step != 1 for step in args[4])
-    if half:
-        block, wide = 16, 32
-        inside = _scratch(images, weight, args[5], groups)
-        copied = gradient.nbytes + of_images
-        both = _image(images, args[5]) + _image(gradient, args[5])
-        kept = min(both * 13 // 10, _IMAGES)
-        single = 2 * _weights(weight, groups, block, wide)
-        for_weights = single + torch.get_num_threads() * (48 * 2**10 + kept)
-        copied_again = gradient.nbytes + images.nbytes
+    if images.dtype in _HALF:
+        held, packed = _held_in_half(args, made)
     else:
-        block, wide = _BLOCK, _BLOCK
-        inside = 2**16 + gradient.nbytes // gradient.shape[0] * 9 // 8 if strided else 0
-        copied = _blocked(gradient, _BLOCK) + (_blocked(images, _BLOCK) if of_images else 0)
-        for_weights = 0
-        copied_again = sum(_blocked(one, _least(one.shape[1])) for one in (gradient, images))
-    packed = _weights(weight, groups, block, wide)
-    first = copied + packed + inside if of_images else 0
-    second = (3 if half or strided else 2) * of_images
-    third = of_images + copied_again + packed + for_weights
-    bias = made[2].nbytes if made[2] is not None else 0
-    return max(first, second, third, results + packed + bias) - results
+        held, packed = _held_in_single(args, made)
+    results: int = sum(one.nbytes for one in made if one is not None)
+    bias: int = made[2].nbytes if made[2] is not None else 0
+    return max(held, results + packed + bias) - results
+
+
+def _held_in_half(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
+    """Return the most bytes of copies and results, and those of the packed weights."""
+    gradient, images, weight, padding, groups = *args[:3], args[5], args[9]
+    packed = _weights(weight, groups, _BLOCK, 32)
+    both = _image(images, padding) + _image(gradient, padding)
+    threads = torch.get_num_threads() * (39 * 2**10 + min(both * 13 // 10, _IMAGES))
+    for_weights = gradient.nbytes + images.nbytes + 3 * packed + threads
+    if made[0] is None:
+        return for_weights, packed
+    size = images.nbytes
+    for_images = gradient.nbytes + size + packed + _scratch(images, weight, padding, groups)
+    return max(for_images, 3 * size, size + for_weights), packed
+
+
+def _held_in_single(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
+    """Return the most bytes of copies and results, and those of the packed weights."""
+    gradient, images, weight, groups = *args[:3], args[9]
+    strided = any(step != 1 for step in args[4])
+    inside = 2**16 + gradient.nbytes // gradient.shape[0] * 9 // 8 if strided else 0
+    wide = groups == images.shape[1] and max(weight.shape[2:]) > _NARROW  # kernels of their own
+    packed = _weights(weight, groups, _BLOCK, _BLOCK)
+    size = 0 if made[0] is None else images.nbytes
+    if _is_last(images):
+        summed = _SUMMED * weight.nbytes if wide else weight.nbytes
+        first = packed + inside if size else 0
+        return size + weight.nbytes + max(first, 2 * packed + summed) + _LEAST, packed
+    channels = images.shape[1]
+    for_weights = packed
+    if wide:
+        for_weights += weight.nbytes * (8 + 12 * torch.get_num_threads())
+    else:
+        is_copied = channels >= _BLOCK or not strided
+        for_weights += _blocked(gradient, _block_of(gradient.shape[1]))
+        for_weights += _blocked(images, _block_of(channels)) if is_copied else 0
+    if not size:
+        return for_weights, packed
+    reordered = size if strided else _blocked(images, _BLOCK)
+    for_images = _blocked(gradient, _BLOCK) + reordered + packed + inside
+    return max(for_images, (3 if strided else 2) * size, size + for_weights), packed
+
+
+def _is_last(images: torch.Tensor) -> bool:
+    """Return whether the channels lie next to each other, so that nothing is reordered."""
+    last = torch.channels_last if images.ndim == 4 else torch.channels_last_3d  # noqa: PLR2004
+    if images.ndim not in (4, 5) or images.is_contiguous():
+        return False
+    return images.is_contiguous(memory_format=last)
 
 
 def _by_onednn(
     images: torch.Tensor, weight: torch.Tensor, stride: Any, dilation: Any, groups: int
 ) -> bool:
     """Return what `use_mkldnn` of `ATen/native/Convolution.cpp` does."""
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[attr-defined]
+    if not torch._C._has_mkldnn or not torch._C._get_mkldnn_enabled():  # noqa: SLF001 - untyped else
         return False
     if images.dtype in _HALF:
         return True
@@ -90,7 +127,7 @@ def _columns(
     if window == 1 and not any(padding) and all(step == 1 for step in stride):
         return 0  # the images are the columns
     places = made.shape[0] * math.prod(made.shape[2:])
-    return places * images.shape[1] * window * images.dtype.itemsize
+    return int(places * images.shape[1] * window * images.dtype.itemsize)
 
 
 def _weights(weight: torch.Tensor, groups: int, outer: int, inner: int) -> int:
@@ -99,7 +136,7 @@ def _weights(weight: torch.Tensor, groups: int, outer: int, inner: int) -> int:
         return weight.nbytes
     made, given, *window = weight.shape
     padded = _up(made, outer) * (_up(given, inner) if inner > 1 else given)
-    return padded * math.prod(window) * weight.dtype.itemsize
+    return padded * math.prod(window) * int(weight.dtype.itemsize)
 
 
 def _scratch(images: torch.Tensor, weight: torch.Tensor, padding: Any, groups: int) -> int:
@@ -114,14 +151,14 @@ def _image(images: torch.Tensor, padding: Any) -> int:
     size = images.shape[2:]
     around = padding if len(padding) == len(size) else [*padding] * len(size)
     padded = [length + 2 * beside for length, beside in zip(size, around, strict=True)]
-    return int(images.shape[1]) * math.prod(padded) * images.dtype.itemsize
+    return int(images.shape[1] * math.prod(padded) * images.dtype.itemsize)
 
 
 def _blocked(images: torch.Tensor, block: int) -> int:
     return images.nbytes // images.shape[1] * _up(images.shape[1], block)
 
 
-def _least(channels: int) -> int:
+def _block_of(channels: int) -> int:
     return _BLOCK // 2 if channels <= _BLOCK // 2 else _BLOCK
 
 

@@ -19,8 +19,9 @@ _ATEN = torch.ops.aten
 def _compared(args: tuple[Any, ...], _: Any) -> int:
     """Return the bytes of a difference and its bounds, and of three masks beside the result."""
     first, second = args[:2]
-    size = torch.broadcast_shapes(first.shape, second.shape).numel()
-    return size * (3 * max(first.dtype.itemsize, second.dtype.itemsize) + 3)
+    size: int = max(first.numel(), second.numel())
+    itemsize: int = max(first.dtype.itemsize, second.dtype.itemsize)
+    return size * (3 * itemsize + 3)
 
 
 _ANYWHERE: dict[Any, Inside] = {

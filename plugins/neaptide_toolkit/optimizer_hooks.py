@@ -6,13 +6,14 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer, optimizer
+import torch
+from torch.optim import optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-_WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
+_WRAPPER = torch.optim.Optimizer.profile_hook_step(torch.optim.Optimizer.step).__code__
 
 
 @contextmanager
@@ -31,11 +32,11 @@ def no_hooks_of_all() -> Iterator[None]:
         vars(optimizer).update(kept)
 
 
-def plain_step(cls: type[Optimizer]) -> Callable[[Optimizer], Any]:
+def plain_step(cls: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], Any]:
     """Return the `step` of a class, without the wrapper by which torch runs hooks."""
     step: Any = cls.step
     # Not by torch's mark `hooked`, which `functools.wraps` copies to a function of the user.
     while getattr(step, "__code__", None) is _WRAPPER:
         step = step.__wrapped__
-    plain: Callable[[Optimizer], Any] = step
+    plain: Callable[[torch.optim.Optimizer], Any] = step
     return plain

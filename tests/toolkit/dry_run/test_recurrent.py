@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import rnn
 
+from neaptide_toolkit.dry_run.as_cuda.autocasting import as_cuda_casts
 from neaptide_toolkit.dry_run.recurrent.on_gpu import recurrent_as_cuda
 from neaptide_toolkit.dry_run.unknown import Unknown
 
@@ -150,7 +151,8 @@ def test_unknown_values_have_the_same_shapes(name: str) -> None:
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_autocast_casts_a_weight_in_each_step_but_a_bias_once(name: str) -> None:
     layer = LAYERS[name]()
-    with recurrent_as_cuda(lambda _: None), torch.autocast("cpu", torch.bfloat16), Seen() as seen:
+    rules = recurrent_as_cuda(lambda _: None), as_cuda_casts()
+    with rules[0], rules[1], torch.autocast("cpu", torch.bfloat16), Seen() as seen:
         made, _ = layer(sequences())
         copies = seen.names.count("aten::_to_copy")
     assert made.dtype is torch.bfloat16

@@ -72,20 +72,12 @@ def gru_alone(values: Tensor, hidden: Tensor, *params: Any) -> Tensor:
 
 
 def _lstm_gates(of_input: Tensor, of_hidden: Tensor, memory: Tensor, weights: CellWeights) -> State:
-    whole = cast(memory, weights.input_bias, weights.hidden_bias)
-    made: State = _ATEN._thnn_fused_lstm_cell(of_input, of_hidden, *whole)  # noqa: SLF001
+    biases = weights.input_bias, weights.hidden_bias
+    made: State = _ATEN._thnn_fused_lstm_cell(of_input, of_hidden, memory, *biases)  # noqa: SLF001
     return made[0], made[1]
 
 
 def _gru_gates(of_input: Tensor, of_hidden: Tensor, hidden: Tensor, weights: CellWeights) -> Tensor:
-    whole = cast(hidden, weights.input_bias, weights.hidden_bias)
-    made: State = _ATEN._thnn_fused_gru_cell(of_input, of_hidden, *whole)  # noqa: SLF001
+    biases = weights.input_bias, weights.hidden_bias
+    made: State = _ATEN._thnn_fused_gru_cell(of_input, of_hidden, hidden, *biases)  # noqa: SLF001
     return made[0]
-
-
-def cast(*given: Tensor | None) -> list[Tensor | None]:
-    """Cast as autocast does on CUDA: it knows no fused cells on the CPU."""
-    if not torch.is_autocast_enabled("cpu"):
-        return [*given]
-    dtype = torch.get_autocast_dtype("cpu")
-    return [None if one is None else one.to(dtype) for one in given]

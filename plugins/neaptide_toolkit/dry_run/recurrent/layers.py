@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .cells import CellWeights, cast
+from .cells import CellWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,9 +73,16 @@ def _gathered(params: Sequence[Tensor], each: int, *, has_biases: bool) -> list[
     found = []
     for place in range(0, len(params), each):
         of_input, of_hidden, *others = params[place : place + each]
-        biases = cast(*others[:2]) if has_biases else [None, None]  # autocast keeps these copies
+        biases = _cast(*others[:2]) if has_biases else [None, None]
         found.append(CellWeights(of_input, of_hidden, *biases, *others[2 * has_biases :]))
     return found
+
+
+def _cast(*biases: Tensor) -> list[Tensor]:
+    """Cast once what autocast on CUDA casts for the fused cells, and keeps."""
+    if not torch.is_autocast_enabled("cpu"):
+        return [*biases]
+    return [one.to(torch.get_autocast_dtype("cpu")) for one in biases]
 
 
 def _full(

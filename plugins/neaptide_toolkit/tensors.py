@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+_NESTS = (dict, list, tuple)
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -51,10 +53,16 @@ def _storage(tensor: torch.Tensor) -> tuple[object, int]:
     return (storage.device, address), storage.nbytes()
 
 
-def nested_tensors(tree: object) -> Iterable[torch.Tensor]:
-    """Yield every tensor in nested dicts, lists and tuples."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict | list | tuple):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from nested_tensors(value)
+def nested_tensors(tree: object) -> list[torch.Tensor]:
+    """Return every tensor in nested dicts, lists and tuples, in order."""
+    found: list[torch.Tensor] = []
+    _collect((tree,), found)
+    return found
+
+
+def _collect(values: Iterable[Any], found: list[torch.Tensor]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, _NESTS):
+            _collect(value.values() if isinstance(value, dict) else value, found)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide_kernels.parts import parts_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -96,8 +98,7 @@ def _chunks(
         tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.int16)
         for tensor in (master, hi, lo)
     )
-    for start in range(0, low.numel(), CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in parts_of(low, CHUNK, CHUNK):
         yield halves.view(-1, 2)[part], high[part], low[part]
 
 

@@ -17,9 +17,10 @@ import attrs
 import torch
 
 from neaptide_kernels.counter_random import keyed_bits, keys_at
+from neaptide_kernels.parts import parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 BLOCK = 256
 """Number of consecutive values that share a scale."""
@@ -52,17 +53,6 @@ def blocks_of(elements: int) -> int:
     return -(-elements // BLOCK)
 
 
-def pieces(elements: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Yield the pieces of a tensor: a slice of its elements and a slice of its blocks.
-
-    The pieces are small, so that float32 copies take little memory.
-    """
-    size = PIECE if device.type == "cpu" else _LARGE_PIECE
-    for start in range(0, elements, size):
-        stop = min(elements, start + size)
-        yield slice(start, stop), slice(start // BLOCK, blocks_of(stop))
-
-
 def update_by_pieces(
     lists: Sequence[Sequence[torch.Tensor]],
     seed: int,
@@ -83,7 +73,8 @@ def update_by_pieces(
         codes, scales = state[:kinds], state[kinds:]
         numbers, random = factors(step), stream(seed, step)
         weight, gradient = param.reshape(-1), grad.reshape(-1)
-        for part, blocks in pieces(len(weight), weight.device):
+        for part in parts_of(weight, PIECE, _LARGE_PIECE):
+            blocks = slice(part.start // BLOCK, blocks_of(part.stop))
             start = step.new_full((), place * TENSOR + part.start, dtype=torch.int64)
             held = [each[part] for each in codes] + [scale[blocks] for scale in scales]
             targets = [weight[part], *held]

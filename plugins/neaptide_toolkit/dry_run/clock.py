@@ -7,6 +7,7 @@ beside them on its lane, after the copies of the same lane and after what it wai
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +19,7 @@ from neaptide_toolkit.tensors import nested_tensors
 from .as_cuda import attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from neaptide_toolkit.machine.profiles import Rates
 
@@ -49,6 +50,7 @@ class Clock:
         self.waited: defaultdict[str, float] = defaultdict(float)
         self._enqueued = 0.0  # when the host has enqueued the last operation
         self._copied: int | None = None  # bytes of the copy that is being submitted
+        self._times = 1  # as often as each operation runs
 
     def restart(self) -> None:
         """Count from here on. Copies under way go on."""
@@ -61,11 +63,11 @@ class Clock:
 
         `made` is what it made or, if it returns nothing, what it changed.
         """
-        given = [*nested_tensors((args, made))]
+        given = nested_tensors((args, made))
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
         if self._copied is not None:
-            self._copied += given[0].numel() * given[0].element_size()
+            self._copied += given[0].numel() * given[0].element_size() * self._times
             return
         hosts = [self._is_on_host(one) for one in given if one.ndim]
         on_both = any(hosts) and not all(hosts)
@@ -93,8 +95,8 @@ class Clock:
             work = _flops(operation, args, made) / (
                 rates.flops_half if half else rates.flops_single
             )
-            self._enqueued += rates.launch_host
-            self._run(COMPUTE, rates.launch_device + max(work, moved / rates.bandwidth))
+            seconds = rates.launch_device + max(work, moved / rates.bandwidth)
+            self._run(COMPUTE, seconds, rates.launch_host)
 
     def _on_host(self, flops: float, moved: int) -> None:
         """Run an operation of the host, which waits for its end."""
@@ -117,6 +119,15 @@ class Clock:
         rates = self._rates
         return ClockedLane(self, name, rates.to_host if "host" in name else rates.to_device)
 
+    @contextmanager
+    def times(self, count: int) -> Iterator[None]:
+        """Within this context, each operation takes the time of `count`."""
+        before, self._times = self._times, count
+        try:
+            yield
+        finally:
+            self._times = before
+
     def latency(self) -> float:
         """Return the seconds that a copy takes in addition to its bytes."""
         return self._rates.copy_latency
@@ -127,9 +138,12 @@ class Clock:
             self.waited[lane] += end - self.now
             self.now = end
 
-    def _run(self, engine: str, seconds: float) -> None:
-        self.busy[engine] += seconds
-        self.now = max(self.now, self._enqueued) + seconds
+    def _run(self, engine: str, seconds: float, launch: float = 0.0) -> None:
+        """Run an operation, as often as `times` says, each after the host has enqueued it."""
+        first, last = self._enqueued + launch, self._enqueued + launch * self._times
+        self._enqueued = last
+        self.busy[engine] += seconds * self._times
+        self.now = max(max(self.now, first) + seconds * self._times, last + seconds)
 
 
 def _flops(operation: Any, args: tuple[Any, ...], made: Any) -> float:

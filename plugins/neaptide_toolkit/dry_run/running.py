@@ -17,6 +17,7 @@ from neaptide.hooks.registry import installed_plugins
 from neaptide.plugin import sole
 from neaptide.run import assembly
 from neaptide.run.feed import moved
+from neaptide_kernels.parts import parts_by
 from neaptide_toolkit.machine import profiles
 from neaptide_toolkit.machine.pretended import as_if
 from neaptide_toolkit.offload.lanes import lanes_by
@@ -28,8 +29,10 @@ from .as_cuda.attention import as_cuda_attends
 from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
 from .clock import Clock
+from .own_ops import OwnOps
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
+from .repeated import two_parts
 from .undispatched.generators import states_noted
 from .undispatched.kernels import temporary, temporary_anywhere
 from .unknown import Unknown
@@ -99,7 +102,13 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated)
     clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host)
-    mode = Unknown(log.made, clock.ran, temporary_anywhere if accelerated else temporary)
+    own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
+    known = temporary_anywhere if accelerated else temporary
+
+    def inside(operation: Any, args: tuple[Any, ...], made: Any) -> int:
+        return known(operation, args, made) + own.workspace(operation, args)
+
+    mode = Unknown(log.made, clock.ran, inside, own.reference)
 
     def mapped(pages: Any, flat: torch.Tensor) -> None:
         log.mapped(pages, flat)
@@ -109,6 +118,11 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
         inside.enter_context(as_if(kind))
         inside.enter_context(lanes_by(clock.lane))
         inside.enter_context(watched(mapped))
+        inside.enter_context(
+            parts_by(
+                two_parts(mode.is_unknown, log.is_on_host, clock.times, accelerated=accelerated)
+            )
+        )
         inside.enter_context(log.resized())
         inside.enter_context(states_noted(log.made))
         inside.enter_context(reads_by(mode))

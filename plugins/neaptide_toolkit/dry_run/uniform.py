@@ -70,7 +70,7 @@ def value_of(
     """
     if operation in _FILLED:
         return _FILLED[operation]
-    given = [*nested_tensors((args, kwargs))]
+    given = nested_tensors((args, kwargs))
     if not given or any(not one.numel() or one.is_complex() for one in given):
         return None
     values = [known(one) for one in given]
@@ -85,7 +85,7 @@ def value_of(
     if None in values:
         return None
     adds = operation in _ADDING and not any(values)
-    if not (adds or operation in _KEEPING | _COMPARING or torch.Tag.pointwise in operation.tags):
+    if not (adds or operation in _KEEPING or operation in _COMPARING or torch.Tag.pointwise in operation.tags):
         return None
     return _of_one(operation, args, kwargs, dict(zip(map(id, given), values, strict=True)))
 

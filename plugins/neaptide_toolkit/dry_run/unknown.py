@@ -55,6 +55,8 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         ran: called with each operation that would compute, its arguments and its results.
         inside: returns the bytes that an operation takes while it runs, from its arguments and its
             results.
+        plain: returns a call that does in plain PyTorch what an operation does; None if there is
+            none. It runs in this mode in the operation's place.
 
     Attributes:
         assumptions: what is taken for granted of unknown values.
@@ -65,9 +67,10 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         made: Callable[[torch.UntypedStorage, list[torch.Tensor], torch.device | None], None],
         ran: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None,
         inside: Callable[[Any, tuple[Any, ...], Any], int] = temporary,
+        plain: Callable[[Any, tuple[Any, ...]], Callable[[], Any] | None] = lambda *_: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made, self._ran, self._inside = made, ran, inside
+        self._made, self._ran, self._inside, self._plain = made, ran, inside, plain
         self.assumptions = Assumptions()
         self._shapes = Shapes(self._count, self.assumptions.note)
         self._backward = Backward()
@@ -89,10 +92,13 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        given = [*nested_tensors((args, kwargs))]
+        given = nested_tensors((args, kwargs))
         if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
             return NotImplemented  # the subclass computes with ordinary tensors, which come here
         refuse_layouts(given, func)
+        if (call := self._plain(func, args)) is not None:
+            with torch.no_grad(), self:
+                return call()
         unknown = any(map(self.is_unknown, given))
         func = self._backward.instead_of(func, args, kwargs)
         kind = _kind(func)
@@ -133,7 +139,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         value = None
         if kind == "makes" and isinstance(made, Shape):
             value = value_of(func, args, kwargs, self._value, self.assumptions.read)
-        result = self._noted(tree_map(_empty, made), given, _named(func, args, kwargs))
+        result = self._noted(_empty(made), given, _named(func, args, kwargs))
         if value is not None and _is_small((), made):
             result.fill_(value)
         else:
@@ -224,8 +230,11 @@ def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.de
     return device if moves else None
 
 
-def _empty(value: Any) -> Any:
-    return value.made() if isinstance(value, Shape) else value
+def _empty(made: Any) -> Any:
+    """Return `made` with a tensor in the place of each shape. Most operations make one."""
+    if isinstance(made, Shape):
+        return made.made()
+    return tree_map(lambda one: one.made() if isinstance(one, Shape) else one, made)
 
 
 def _is_small(given: Iterable[torch.Tensor], made: Any) -> bool:
@@ -261,7 +270,7 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     named = _written(func)
     values = [*(args[place] for place, _ in named if place < len(args))]
     values += [kwargs[name] for _, name in named if name in kwargs]
-    return [*nested_tensors(values)]
+    return nested_tensors(values)
 
 
 @cache

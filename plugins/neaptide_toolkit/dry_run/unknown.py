@@ -96,6 +96,9 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
             return NotImplemented  # the subclass computes with ordinary tensors, which come here
         refuse_layouts(given, func)
+        if _is_composed(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         if (call := self._plain(func, args)) is not None:
             with torch.no_grad(), self:
                 return call()
@@ -250,6 +253,13 @@ def _has_size_by_value(func: Any, args: tuple[Any, ...]) -> bool:
     return has_mask(func, args) or (
         torch.Tag.dynamic_output_shape in func.tags and func is not torch.ops.aten.index.Tensor
     )
+
+
+@cache
+def _is_composed(func: Any) -> bool:
+    """Return whether PyTorch composes an operation of others, which autograd does before a mode."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no public name
+    return bool(has_kernel(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd))  # noqa: SLF001
 
 
 @cache

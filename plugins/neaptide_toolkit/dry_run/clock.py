@@ -58,12 +58,15 @@ class Clock:
         self.busy.clear()
         self.waited.clear()
 
-    def ran(self, operation: Any, args: tuple[Any, ...], made: Any) -> None:
+    def ran(
+        self, operation: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: Any
+    ) -> None:
         """Count an operation: of the device, of the host, or of a copy inside `copies`.
 
-        `made` is what it made or, if it returns nothing, what it changed.
+        `given` are the tensors in `args`. `made` is what it made or, if it returns nothing,
+        what it changed.
         """
-        given = nested_tensors((args, made))
+        given = given + nested_tensors(made)
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
         if self._copied is not None:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
-from neaptide_toolkit.tensors import nested_tensors
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -56,6 +54,7 @@ def value_of(
     operation: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    given: list[torch.Tensor],
     known: Callable[[torch.Tensor], Any],
     read: Callable[[Any], None],
 ) -> Any:
@@ -65,15 +64,17 @@ def value_of(
         operation: makes one tensor.
         args: of the operation.
         kwargs: of the operation.
+        given: all tensors in the arguments.
         known: returns the value of all elements of a tensor; None if they are unknown or differ.
         read: called with 1 if an unknown scalar decides, which then is 1.
     """
     if operation in _FILLED:
         return _FILLED[operation]
-    given = nested_tensors((args, kwargs))
+    values = [known(one) for one in given]
+    if None in values and operation not in _OF_FINITE and operation not in _COMPARING:
+        return None
     if not given or any(not one.numel() or one.is_complex() for one in given):
         return None
-    values = [known(one) for one in given]
     if operation in _OF_FINITE and values[0] is None:
         return _OF_FINITE[operation]
     if operation in _COMPARING and None in values:

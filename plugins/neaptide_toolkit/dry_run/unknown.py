@@ -52,7 +52,8 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     Args:
         made: called with each storage that an operation allocates, the tensors that it was given,
             and its device: None if it was not named.
-        ran: called with each operation that would compute, its arguments and its results.
+        ran: called with each operation that would compute, its positional arguments, the tensors in
+            them, and its results.
         inside: returns the bytes that an operation takes while it runs, from its arguments and its
             results.
         plain: returns a call that does in plain PyTorch what an operation does; None if there is
@@ -65,7 +66,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __init__(
         self,
         made: Callable[[torch.UntypedStorage, list[torch.Tensor], torch.device | None], None],
-        ran: Callable[[Any, tuple[Any, ...], Any], None] = lambda *_: None,
+        ran: Callable[[Any, tuple[Any, ...], list[torch.Tensor], Any], None] = lambda *_: None,
         inside: Callable[[Any, tuple[Any, ...], Any], int] = temporary,
         plain: Callable[[Any, tuple[Any, ...]], Callable[[], Any] | None] = lambda *_: None,
     ) -> None:
@@ -106,7 +107,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         func = self._backward.instead_of(func, args, kwargs)
         kind = _kind(func)
         if func is _READ and unknown:
-            self._ran(func, args, ())
+            self._ran(func, args, given, ())
             return self.read(args[0])
         if func is _READ or kind == "view":
             return func(*args, **kwargs)
@@ -130,18 +131,19 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> Any:
         kind = _kind(func)
+        read = nested_tensors(args) if kwargs else given
         changed = _changed(func, args, kwargs) if kind != "makes" else []
         facts = facts_of(func, args, kwargs, changed[0], self._knowledge) if changed else []
         self.forget(changed)
         if kind == "changes":
             self._tell(facts)
             result = _returned(func, args, kwargs)
-            self._ran(func, args, changed if result is None else result)
+            self._ran(func, args, read, changed if result is None else result)
             return result
         made = self._shapes.of(func, args, kwargs)
         value = None
         if kind == "makes" and isinstance(made, Shape):
-            value = value_of(func, args, kwargs, self._value, self.assumptions.read)
+            value = value_of(func, args, kwargs, given, self._value, self.assumptions.read)
         result = self._noted(_empty(made), given, _named(func, args, kwargs))
         if value is not None and _is_small((), made):
             result.fill_(value)
@@ -152,7 +154,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 self._tell(facts_of(func, args, kwargs, result, self._knowledge))
         self._backward.made(func, result)
         self._take_inside(func, args, result, given)
-        self._ran(func, args, result)
+        self._ran(func, args, read, result)
         return result
 
     def is_unknown(self, tensor: torch.Tensor) -> bool:

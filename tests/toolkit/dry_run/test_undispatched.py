@@ -106,7 +106,8 @@ def test_a_convolution_of_another_kind_takes_copies(
 def test_a_convolution_in_16_bits_takes_copies(name: str, *, backward: bool) -> None:
     size, made = CONVOLUTIONS[name]
     planned, measured = both(lambda: convolved(size, made, 3, HALF, padding=1, backward=backward))
-    assert 0.98 <= planned / measured <= 1.5
+    # A processor that multiplies bfloat16 itself, but has no tiles (AMX), takes fewer copies.
+    assert 0.98 <= planned / measured <= 1.6
 
 
 @pytest.mark.parametrize("sizes", [(64, 48, 192), (16, 8, 32), (512, 128, 512), (4096, 256, 1024)])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from neaptide.api.phases import CORRECT, PREDICT, Phase
 from neaptide.api.steps import DECLINED, Jump, Outcome, StepResult, Trained, Update, weigh
 from neaptide.devices import widest
+from neaptide.errors import ended_by
 from neaptide.targets import Units
 from neaptide.tensors import token_count
 
@@ -243,7 +244,8 @@ class Loop:
 
     def _predict(self, *, batch: Any, horizon: int, phase: Phase) -> Jump | None:
         del phase  # only middleware uses it
-        try:
+        # A predictor may have run a backward.
+        with ended_by(lambda: self.state.accumulation.pieces or self.store.zero_gradients()):
             return attempt(
                 self.hooks,
                 self._propose,
@@ -255,9 +257,6 @@ class Loop:
                 horizon=horizon,
                 settings=self._config.phases.predict,
             )
-        finally:
-            if not self.state.accumulation.pieces:
-                self.store.zero_gradients()  # a predictor may have run a backward
 
     def probe(self, batch: Any) -> float:
         """Return the mean loss of the present weights on `batch`, in eval mode without gradients.

@@ -9,7 +9,7 @@ import torch
 from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.task import Run
-from neaptide.errors import CheckpointError
+from neaptide.errors import CheckpointError, described
 from neaptide.io.logging import run_logger, said
 from neaptide.loop.schedule import LearningRate
 from neaptide.loop.state import TrainState
@@ -199,6 +199,11 @@ class Session:
             self._check_not_stepping("close")
             try:
                 self.loop.settle()
+            except Exception as failed:
+                if self.error is None:
+                    self.error = failed
+                    raise
+                self.error.add_note(f"after this error: {described(failed)}")
             finally:
                 self._tear_down(self.error)
 

@@ -197,6 +197,7 @@ TORCH = Provider(
     op="chunked_cross_entropy",
     name="torch",
     run=in_place.chunked_cross_entropy,
+    plain=True,
     priority=5,
     workspace_bytes=_precise_bytes,
 )

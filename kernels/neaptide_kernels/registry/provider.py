@@ -53,8 +53,11 @@ class Provider:
     version: str = "1"
     """The provider's version, including the compiler's version. It must change when old timings
     become invalid."""
+    plain: bool = False
+    """True if `run` is plain PyTorch. Then a plan runs it without values and counts its memory."""
     workspace_bytes: Callable[[Query], int] = _no_bytes
-    """Returns the number of device bytes that a call allocates in addition to its results."""
+    """Returns the number of device bytes that a call allocates in addition to its results. A plan
+    asks providers that are not `plain`."""
     configs: Callable[[Query], Sequence[Mapping[str, Any]]] = _one_way
     """Returns the sets of keyword arguments of `run` that tuning tries; the first set is used by
     default."""

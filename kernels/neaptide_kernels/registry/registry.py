@@ -59,7 +59,7 @@ class Kernels:
             raise ValueError(msg)
         op = Op(spec, lambda arguments: self.run(spec.name, arguments))
         self._ops[spec.name] = op
-        reference = Provider(op=spec.name, name=REFERENCE, run=spec.reference)
+        reference = Provider(op=spec.name, name=REFERENCE, run=spec.reference, plain=True)
         self._providers[spec.name] = {REFERENCE: reference}
         return op
 

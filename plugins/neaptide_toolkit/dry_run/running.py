@@ -29,10 +29,10 @@ from .as_cuda.attention import as_cuda_attends
 from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
 from .clock import Clock
-from .own_ops import OwnOps
+from .own.ops import OwnOps
+from .own.parts import two_parts
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
-from .repeated import two_parts
 from .undispatched.generators import states_noted
 from .undispatched.kernels import temporary, temporary_anywhere
 from .unknown import Unknown
@@ -105,10 +105,10 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
     own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
     known = temporary_anywhere if accelerated else temporary
 
-    def inside(operation: Any, args: tuple[Any, ...], made: Any) -> int:
+    def taken(operation: Any, args: tuple[Any, ...], made: Any) -> int:
         return known(operation, args, made) + own.workspace(operation, args)
 
-    mode = Unknown(log.made, clock.ran, inside, own.reference)
+    mode = Unknown(log.made, clock.ran, taken, own.plain)
 
     def mapped(pages: Any, flat: torch.Tensor) -> None:
         log.mapped(pages, flat)

@@ -86,7 +86,8 @@ def value_of(
     if None in values:
         return None
     adds = operation in _ADDING and not any(values)
-    if not (adds or operation in _KEEPING or operation in _COMPARING or torch.Tag.pointwise in operation.tags):
+    keeps = operation in _KEEPING or operation in _COMPARING
+    if not (adds or keeps or torch.Tag.pointwise in operation.tags):
         return None
     return _of_one(operation, args, kwargs, dict(zip(map(id, given), values, strict=True)))
 

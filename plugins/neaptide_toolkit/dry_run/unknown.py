@@ -9,7 +9,7 @@ of them, it gets 1 or True: a check passes. What it read, and where, is noted.
 from __future__ import annotations
 
 import weakref
-from functools import cache
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_iter, tree_map
 from neaptide_toolkit.tensors import nested_tensors
 
 from .assumptions import Assumptions, refuse_layouts
-from .bounds import has_mask
 from .gradients import Backward
+from .operations import changed_by, has_size_by_value, is_composed, kind_of, returned_by
 from .shapes import Shape, Shapes
 from .shares import ChosenPart, Knowledge, Places, facts_of
 from .undispatched.kernels import temporary
@@ -33,12 +33,6 @@ _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operati
 _TO_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 - the operation of `Tensor.to`
 _OF_SHAPES = {torch.ops.aten.is_set_to.default, torch.ops.aten.is_same_size.default}
 """Operations that return no tensor and read no value. All others of the kind compare values."""
-_ALIASING = {
-    torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - PyTorch's own name
-    torch.ops.aten.unsafe_split.Tensor,
-    torch.ops.aten.unsafe_split_with_sizes.default,
-}
-"""Views that are not said to be views."""
 _FINDS_NOTHING = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default}
 _SMALL, _SMALL_IF_INTEGER = 2**20, 2**25
 """Bytes of arguments and results up to which an operation on known values is computed. Tokens and
@@ -97,15 +91,12 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
             return NotImplemented  # the subclass computes with ordinary tensors, which come here
         refuse_layouts(given, func)
-        if _is_composed(func):
+        if (call := self._instead(func, args, kwargs)) is not None:
             with self:
-                return func.decompose(*args, **kwargs)
-        if (call := self._plain(func, args)) is not None:
-            with torch.no_grad(), self:
                 return call()
         unknown = any(map(self.is_unknown, given))
         func = self._backward.instead_of(func, args, kwargs)
-        kind = _kind(func)
+        kind = kind_of(func)
         if func is _READ and unknown:
             self._ran(func, args, given, ())
             return self.read(args[0])
@@ -118,7 +109,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             return None
         if unknown or not _is_small(given, ()):
             return self._without_values(func, args, kwargs, given)
-        if not _has_size_by_value(func, args):
+        if not has_size_by_value(func, args):
             made = None if kind == "changes" else self._shapes.of(func, args, kwargs)
             if not _is_small(given, made):
                 return self._without_values(func, args, kwargs, given)
@@ -127,17 +118,25 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._backward.made(func, result)
         return result
 
+    def _instead(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any] | None:
+        """Return what runs in this mode in the place of an operation, if it is made of others."""
+        if is_composed(func):
+            return partial(func.decompose, *args, **kwargs)
+        return self._plain(func, args)
+
     def _without_values(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> Any:
-        kind = _kind(func)
+        kind = kind_of(func)
         read = nested_tensors(args) if kwargs else given
-        changed = _changed(func, args, kwargs) if kind != "makes" else []
+        changed = changed_by(func, args, kwargs) if kind != "makes" else []
         facts = facts_of(func, args, kwargs, changed[0], self._knowledge) if changed else []
         self.forget(changed)
         if kind == "changes":
             self._tell(facts)
-            result = _returned(func, args, kwargs)
+            result = returned_by(func, args, kwargs)
             self._ran(func, args, read, changed if result is None else result)
             return result
         made = self._shapes.of(func, args, kwargs)
@@ -248,57 +247,3 @@ def _is_small(given: Iterable[torch.Tensor], made: Any) -> bool:
     whole += [one for one in tree_iter(made) if isinstance(one, Shape)]
     integer = all(one.dtype in _INTEGER for one in whole)
     return sum(one.nbytes for one in whole) <= (_SMALL_IF_INTEGER if integer else _SMALL)
-
-
-def _has_size_by_value(func: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether the size of what an operation makes depends on the values of its arguments."""
-    return has_mask(func, args) or (
-        torch.Tag.dynamic_output_shape in func.tags and func is not torch.ops.aten.index.Tensor
-    )
-
-
-@cache
-def _is_composed(func: Any) -> bool:
-    """Return whether PyTorch composes an operation of others, which autograd does before a mode."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no public name
-    return bool(has_kernel(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd))  # noqa: SLF001
-
-
-@cache
-def _kind(func: Any) -> str:
-    """Return what an operation does: `view`, `tells`, `changes`, `makes`, or `both` of these."""
-    if func.is_view or func in _ALIASING or torch.Tag.inplace_view in func.tags:
-        return "view"
-    schema = func._schema  # noqa: SLF001 - the public way to it does not exist
-    if schema.returns and not any("Tensor" in str(one.type) for one in schema.returns):
-        return "tells"
-    if not any(one.alias_info and one.alias_info.is_write for one in schema.arguments):
-        return "makes"
-    fresh = any(one.alias_info is None for one in schema.returns)
-    return "both" if fresh else "changes"
-
-
-def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    named = _written(func)
-    values = [*(args[place] for place, _ in named if place < len(args))]
-    values += [kwargs[name] for _, name in named if name in kwargs]
-    return nested_tensors(values)
-
-
-@cache
-def _written(func: Any) -> list[tuple[int, str]]:
-    return [
-        (place, one.name)
-        for place, one in enumerate(func._schema.arguments)  # noqa: SLF001
-        if one.alias_info and one.alias_info.is_write
-    ]
-
-
-def _returned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments that an operation changes and returns."""
-    wanted = len(func._schema.returns)  # noqa: SLF001
-    if not wanted:
-        return None
-    values = [args[place] for place, _ in _written(func) if place < len(args)]
-    values += [kwargs[name] for _, name in _written(func) if name in kwargs]
-    return values[0] if wanted == 1 else tuple(values[:wanted])

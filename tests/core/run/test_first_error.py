@@ -11,6 +11,7 @@ import torch
 from support import tiny_trainer
 
 from neaptide import DataError, Interrupted
+from neaptide.api.phases import PREDICT
 from neaptide.errors import ended_by
 
 CONFIG = {"train": {"steps": 6}}
@@ -63,6 +64,52 @@ def test_the_error_of_pending_updates_is_told_after_a_run_that_had_none() -> Non
         with pytest.raises(OSError, match="the copy failed") as caught:
             trainer.fit(batches)
     assert caught.value is error
+
+
+def trainer_whose_last_loss_fails(error: BaseException) -> tuple[Any, list[Any]]:
+    trainer, batches = tiny_trainer(CONFIG)
+
+    def settle() -> None:
+        raise error
+
+    trainer._session.loop.settle = settle  # as a device reports an error where a value is read
+    return trainer, batches
+
+
+def test_the_error_of_a_block_is_told_with_that_of_the_last_step() -> None:
+    trainer, _ = trainer_whose_last_loss_fails(OSError("the device failed"))
+    first = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught, trainer:
+        raise first
+    assert caught.value is first
+    assert first.__notes__ == ["after this error: OSError: the device failed"]
+
+
+def test_the_error_of_the_last_step_is_told_and_the_run_is_closed() -> None:
+    error = OSError("the device failed")
+    trainer, _ = trainer_whose_last_loss_fails(error)
+    with pytest.raises(OSError, match="the device failed") as caught, trainer:
+        pass
+    assert caught.value is error
+    assert trainer._session.error is error
+    trainer.close()  # it is closed already
+
+
+def test_the_error_of_a_predictor_is_told_with_that_of_its_gradients() -> None:
+    trainer, batches = tiny_trainer(CONFIG)
+    trainer.step(batches[0])
+
+    def raises(error: Exception) -> Any:
+        def call(*_: Any, **__: Any) -> None:
+            raise error
+
+        return call
+
+    loop, first = trainer._session.loop, ValueError("mine")
+    loop._propose, trainer.store.zero_gradients = raises(first), raises(OSError("none left"))
+    with pytest.raises(ValueError, match="mine"):
+        loop._predict(batch=batches[0], horizon=3, phase=PREDICT)
+    assert first.__notes__ == ["after this error: OSError: none left"]
 
 
 def test_the_action_at_the_end_is_called_once() -> None:

@@ -13,7 +13,7 @@ from neaptide_kernels.adamw_split import split_master
 from neaptide_kernels.parts import parts_by, parts_of, slices
 from neaptide_toolkit.dry_run.allocations import AllocationLog
 from neaptide_toolkit.dry_run.clock import Clock
-from neaptide_toolkit.dry_run.repeated import two_parts
+from neaptide_toolkit.dry_run.own.parts import two_parts
 from neaptide_toolkit.dry_run.unknown import Unknown
 from neaptide_toolkit.machine import profiles
 

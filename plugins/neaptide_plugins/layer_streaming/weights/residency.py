@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neaptide.errors import ModelError
+from neaptide.errors import ModelError, ended_by
 from neaptide_toolkit.offload import computed
 
 from .adoption import adopted
@@ -82,7 +82,14 @@ class Residency:
         held: list[Block] = []
         fresh = self.fresh()
         self.renew(block.needs) if fresh else self.touched.look(block.needs)
-        try:
+
+        def leave() -> None:
+            for needed in held:
+                self._release(needed)
+                if fresh:
+                    needed.settle()  # the user may write the host's tensor next
+
+        with ended_by(leave):
             for needed in block.needs:
                 if needed.slot is None:
                     self.waited_for += 1
@@ -99,11 +106,6 @@ class Residency:
                 self._fetch_ahead()
             with self.touched.inside(held):
                 yield
-        finally:
-            for needed in held:
-                self._release(needed)
-                if fresh:
-                    needed.settle()  # the user may write the host's tensor next
 
     def view(self, block: Block, place: int) -> torch.Tensor:
         """Return the parameter at index `place` of a block in use, on the device."""

@@ -1,7 +1,7 @@
 """Calls of ops of `neaptide_kernels`, which PyTorch's dispatcher sees as one operation each.
 
-A reference is plain PyTorch: it runs without values, and what it takes is counted as it runs.
-Another provider says how many bytes a call takes (`Provider.workspace_bytes`).
+A provider in plain PyTorch, such as a reference, runs without values, and what it takes is counted
+as it runs. Another one says how many bytes a call takes (`Provider.workspace_bytes`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
-from neaptide_kernels.registry import KERNELS, REFERENCE
+from neaptide_kernels.registry import KERNELS
 from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
-    from neaptide_kernels.registry import Op, Provider, Query
+    from neaptide_kernels.registry import Choice, Op, Query
 
 _GPU: dict[str, Any] = {"device": "cuda", "capability": (8, 0)}
 """The GPU that a plan assumes: the oldest that has Triton."""
@@ -35,29 +34,30 @@ class OwnOps:
 
     _is_on_device: Callable[[torch.Tensor], bool]
 
-    def reference(self, operation: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
-        """Return the call of a reference, if it runs; None for all other operations."""
+    def plain(self, operation: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
+        """Return the call of a provider in plain PyTorch; None if another one runs, or none."""
         op = _op_of(operation)
         if op is None:
             return None
         arguments = op.spec.complete(args)
-        if self._chosen(op, arguments)[0].name != REFERENCE:
+        choice, _ = self._chosen(op, arguments)
+        if not choice.provider.plain:
             return None
-        return partial(op.spec.reference, *arguments)
+        return partial(torch.no_grad()(choice.provider.run), *arguments, **choice.config)
 
     def workspace(self, operation: Any, args: tuple[Any, ...]) -> int:
         """Return the bytes that a provider takes beside its results; 0 for other operations."""
         op = _op_of(operation)
         if op is None:
             return 0
-        provider, query = self._chosen(op, op.spec.complete(args))
-        return provider.workspace_bytes(query)
+        choice, query = self._chosen(op, op.spec.complete(args))
+        return choice.provider.workspace_bytes(query)
 
-    def _chosen(self, op: Op, arguments: list[Any]) -> tuple[Provider, Query]:
+    def _chosen(self, op: Op, arguments: list[Any]) -> tuple[Choice, Query]:
         query = KERNELS.query(op.spec.name, arguments)
         if any(self._is_on_device(one) for one in nested_tensors(arguments) if one.ndim):
             query = attrs.evolve(query, **_GPU)
-        return KERNELS.choose(query, timed=False).provider, query
+        return KERNELS.choose(query, timed=False), query
 
 
 @cache

@@ -1,0 +1,1 @@
+"""What Neaptide's own kernels do in a dry run."""

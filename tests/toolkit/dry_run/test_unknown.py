@@ -122,3 +122,17 @@ def test_an_operation_without_a_shape_is_refused_in_one_line() -> None:
     with mode, pytest.raises(ModelError, match="without the values; such a model") as raised:
         torch.bincount(unknown(mode, 3).long())
     assert "\n" not in str(raised.value)
+
+
+def test_operations_without_autograd_are_those_with_it() -> None:
+    def named(context: Any) -> list[str]:
+        names: list[str] = []
+        mode = Unknown(ignored, lambda operation, *_: names.append(str(operation)))
+        with context, mode:
+            x, weight = unknown(mode, 8, 4), unknown(mode, 3, 4).bfloat16()
+            torch.nn.functional.linear(x.bfloat16(), weight).float().reshape(-1)
+        return names
+
+    expected = named(torch.no_grad())
+    assert "aten.mm.default" in expected
+    assert named(torch.inference_mode()) == expected

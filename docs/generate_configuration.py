@@ -216,6 +216,7 @@ def _plugin(spec: PluginSpec) -> Iterator[str]:
         schemes = [
             entry.partition(":")[2] for entry in spec.schemes if entry.startswith(f"{kind}:")
         ]
+        name = "…" if name == "*" else name
         named = name if kind == "optimizer" else f"{schemes[0]}:{name}"
         yield f"#### `[{kind}.options]` of `{named}`\n"
         yield table(options)

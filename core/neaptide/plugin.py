@@ -102,7 +102,7 @@ class PluginSpec:
     `"optimizer:adam8bit"` for `[optimizer] name = "adam8bit"`. Such a name enables the plugin."""
     options: dict[str, type[Any]] = attrs.field(factory=dict)
     """Classes that check the options of a model, data or optimizer. The keys of the dict are
-    `"model:<name>"`, `"data:<name>"` or `"optimizer:<name>"`."""
+    `"model:<name>"`, `"data:<name>"` or `"optimizer:<name>"`; `*` as a name stands for all."""
     needs: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
     """Optional measurements of the core that the plugin uses: `"grad_norm"`."""
     presets: dict[str, dict[str, Any]] = attrs.field(factory=dict)

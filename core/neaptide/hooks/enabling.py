@@ -119,13 +119,13 @@ def _builder(
     wanted = f"{kind}:{scheme}"
     held = [spec for spec in enabled if wanted in spec.schemes]
     usable = installed_plugins().usable().values()
-    if not scheme or (
-        is_optimizer and not any(wanted in spec.schemes for spec in (*held, *usable))
-    ):
+    of_torch = is_optimizer and not any(wanted in spec.schemes for spec in (*held, *usable))
+    if not scheme or of_torch:
         return None
     builder = held[0] if held else installed_plugins().for_scheme(wanted, f"{kind}.name")
     prefix = f"{kind}:"
     known = [key.removeprefix(prefix) for key in builder.options if key.startswith(prefix)]
+    rest = "*" if "*" in known else rest
     if known and rest not in known and not is_optimizer:
         msg = (
             f"{builder.name!r} has no {kind} {rest!r}{suggest(rest, known)}; there is "

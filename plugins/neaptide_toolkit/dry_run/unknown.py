@@ -113,9 +113,16 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             made = None if kind == "changes" else self._shapes.of(func, args, kwargs)
             if not _is_small(given, made):
                 return self._without_values(func, args, kwargs, given)
+        return self._computed(func, args, kwargs, given)
+
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
         result = self._noted(func(*args, **kwargs), given, _named(func, args, kwargs))
         self._take_inside(func, args, result, given)
         self._backward.made(func, result)
+        if any(one.ndim for one in given):  # counters are no work
+            self._ran(func, args, nested_tensors(args) if kwargs else given, result)
         return result
 
     def _instead(

@@ -106,7 +106,7 @@ def _scalable(values: Mapping[str, Any]) -> list[tuple[str, float, Sequence[floa
     if not scheme:
         return _of_factory(values["model"])
     spec = installed_plugins().for_scheme(f"model:{scheme}", "model.name")
-    options = spec.options.get(f"model:{name}")
+    options = spec.options.get(f"model:{name}", spec.options.get("model:*"))
     if options is None:
         return []
     given = values["model"]["options"]

@@ -37,7 +37,7 @@ def plan(config: RunConfig, target: PlannedMachine) -> Plan:
     """
     done = dry_run(config, target.rates, target.kind)
     seconds = done.seconds
-    tokens = None if seconds is None or done.tokens is None else done.tokens / seconds
+    tokens = done.tokens / seconds if seconds and done.tokens is not None else None
     return Plan(
         machine=target.name,
         tiers=_tiers(done, target),

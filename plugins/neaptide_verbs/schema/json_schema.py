@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .validator_schema import Schema
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ANY = ":*"
+"""How a name ends that stands for all names of a scheme."""
 
 
 @attrs.frozen
@@ -107,10 +109,19 @@ def _add_names(section: Schema, cases: Mapping[str, Schema]) -> None:
     # A scheme with known names accepts only these names. Others are `package.module:factory`.
     taken = "|".join(sorted({re.escape(case.partition(":")[0]) for case in cases}))
     factory = {"type": "string", "pattern": f"^(?!({taken}):)"}
+    of_any_name = [_named(case) for case in cases if case.endswith(_ANY)]
+    known = [case for case in cases if not case.endswith(_ANY)]
     section["properties"]["name"] = {
-        "anyOf": [{"enum": list(cases)}, factory],
+        "anyOf": [{"enum": known}, *of_any_name, factory],
         **{key: value for key, value in name.items() if key != "type"},
     }
+
+
+def _named(case: str) -> Schema:
+    """Return the schema of a name: of all names of a scheme, or of one."""
+    if case.endswith(_ANY):
+        return {"type": "string", "pattern": f"^{re.escape(case.removesuffix('*'))}"}
+    return {"const": case}
 
 
 def _add_options(section: Schema, cases: Mapping[str, Schema]) -> None:
@@ -119,7 +130,7 @@ def _add_options(section: Schema, cases: Mapping[str, Schema]) -> None:
         return
     section["allOf"] = [
         {
-            "if": {"properties": {"name": {"const": case}}, "required": ["name"]},
+            "if": {"properties": {"name": _named(case)}, "required": ["name"]},
             "then": {"properties": {"options": options}},
         }
         for case, options in cases.items()

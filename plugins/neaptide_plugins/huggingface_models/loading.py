@@ -1,0 +1,137 @@
+"""Builds a model of transformers from the files of a directory."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig
+
+from neaptide import ConfigError
+from neaptide.errors import described, suggest
+from neaptide_toolkit.machine.pretended import is_pretended
+
+from .finding import directory_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .config import HuggingFaceOptions
+
+_CLASSES = {
+    "causal-lm": transformers.AutoModelForCausalLM,
+    "masked-lm": transformers.AutoModelForMaskedLM,
+    "seq2seq": transformers.AutoModelForSeq2SeqLM,
+    "sequence-classification": transformers.AutoModelForSequenceClassification,
+    "image-classification": transformers.AutoModelForImageClassification,
+}
+_SHOWN = 3
+_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    ImportError,
+    RuntimeError,
+    AttributeError,
+    SafetensorError,
+)
+"""What transformers raises if files are damaged, or if options do not fit the model."""
+
+
+def load(name: str, options: HuggingFaceOptions) -> torch.nn.Module:
+    """Return a model in train mode, on the CPU. A dry run reads no weights.
+
+    Args:
+        name: a directory, or an id such as `meta-llama/Llama-3.2-1B`.
+        options: see `HuggingFaceOptions`.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be built. The message has one line.
+    """
+    random = options.from_config or is_pretended()
+    folder = directory_of(name, download=options.download, weights=not random)
+    try:
+        config = _config(folder, options)
+        model: torch.nn.Module = (
+            _random(config, options) if random else _saved(folder, config, options)
+        )
+    except ConfigError:
+        raise
+    except _ERRORS as error:
+        msg = f"{name!r} cannot be loaded: {described(error)} @ model.name"
+        raise ConfigError(msg) from error
+    model.train()
+    return model
+
+
+def _config(folder: Path, options: HuggingFaceOptions) -> Any:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
+    for key, value in options.config.items():
+        if not hasattr(config, key):
+            msg = (
+                f"{type(config).__name__} has no {key!r}{suggest(key, vars(config))} "
+                f"@ model.options.config"
+            )
+            raise ConfigError(msg)
+        setattr(config, key, value)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # a cache holds keys and values that no training reads
+    return config
+
+
+def _class(config: Any, options: HuggingFaceOptions) -> Any:
+    """Return what builds the model: the class of the task, or the one that the files name."""
+    if options.task is not None:
+        return _CLASSES[options.task]
+    named = [*(config.architectures or ())]
+    found = getattr(transformers, named[0], None) if len(named) == 1 else None
+    if found is None:
+        msg = (
+            f"config.json names the architectures {named}, which transformers "
+            f"{transformers.__version__} does not have; write what the model is for: "
+            f"{', '.join(_CLASSES)} @ model.options.task"
+        )
+        raise ConfigError(msg)
+    return found
+
+
+def _settings(options: HuggingFaceOptions) -> dict[str, Any]:
+    dtype = "auto" if options.dtype == "saved" else getattr(torch, options.dtype)
+    attention = {"attn_implementation": options.attention} if options.attention else {}
+    return {"dtype": dtype, **attention}
+
+
+def _random(config: Any, options: HuggingFaceOptions) -> Any:
+    settings = _settings(options)
+    if settings["dtype"] == "auto":
+        settings["dtype"] = config.dtype or torch.float32
+    built = _class(config, options)
+    if options.task is None:
+        return built._from_config(config, **settings)  # noqa: SLF001 - what the Auto classes call
+    trusted = {"trust_remote_code": True} if options.trust_remote_code else {}
+    return built.from_config(config, **settings, **trusted)
+
+
+def _saved(folder: Path, config: Any, options: HuggingFaceOptions) -> Any:
+    model, told = _class(config, options).from_pretrained(
+        folder,
+        config=config,
+        local_files_only=True,
+        trust_remote_code=options.trust_remote_code,
+        output_loading_info=True,
+        **_settings(options),
+    )
+    if missing := sorted(told["missing_keys"]):
+        shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
+        if options.task is None:
+            msg = f"{folder} lacks {len(missing)} tensors: {shown} @ model.name"
+            raise ConfigError(msg)
+        # A new head, such as one for classes, has no weights yet.
+        warnings.warn(
+            f"{len(missing)} tensors are not in {folder} and start with random values: {shown}",
+            stacklevel=2,
+        )
+    return model

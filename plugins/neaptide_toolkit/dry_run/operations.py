@@ -28,9 +28,16 @@ def has_size_by_value(func: Any, args: tuple[Any, ...]) -> bool:
 
 @cache
 def is_composed(func: Any) -> bool:
-    """Return whether PyTorch composes an operation of others, which autograd does before a mode."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001 - no public name
-    return bool(has_kernel(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd))  # noqa: SLF001
+    """Return whether PyTorch composes an operation of others, which autograd does before a mode.
+
+    Some operations, such as the derivative of `silu`, are composed on devices without a kernel.
+    """
+
+    def has(key: torch._C.DispatchKey) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))  # noqa: SLF001
+
+    keys = torch._C.DispatchKey
+    return has(keys.CompositeImplicitAutograd) and not has(keys.CPU)
 
 
 @cache

@@ -136,3 +136,12 @@ def test_operations_without_autograd_are_those_with_it() -> None:
     expected = named(torch.no_grad())
     assert "aten.mm.default" in expected
     assert named(torch.inference_mode()) == expected
+
+
+def test_an_operation_with_a_kernel_is_not_composed() -> None:
+    names: list[str] = []
+    mode = Unknown(ignored, lambda operation, *_: names.append(str(operation)))
+    with mode:
+        x = unknown(mode, 8, 4).requires_grad_()
+        torch.nn.functional.silu(x).sum().backward()
+    assert "aten.silu_backward.default" in names

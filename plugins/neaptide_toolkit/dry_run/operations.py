@@ -36,7 +36,7 @@ def is_composed(func: Any) -> bool:
     def has(key: torch._C.DispatchKey) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))  # noqa: SLF001
 
-    keys = torch._C.DispatchKey
+    keys = torch._C.DispatchKey  # noqa: SLF001
     return has(keys.CompositeImplicitAutograd) and not has(keys.CPU)
 
 

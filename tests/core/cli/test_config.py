@@ -234,7 +234,7 @@ def test_later_sources_win(neaptide: Any, folder: Path, monkeypatch: pytest.Monk
             ("tiny.toml", "--set", "model.name=builtn:byte-gpt"),
             (
                 "error: no installed plugin builds 'builtn:' (did you mean 'builtin'?); there is "
-                "builtin, or name a 'package.module:factory' @ model.name\n"
+                "builtin, hf, or name a 'package.module:factory' @ model.name\n"
             ),
         ),
     ],

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 def loaded(files: tuple[Path, ...], preset: str | None, sets: list[str] | None) -> LoadedConfig:
     """Return the combined config, and the origin of each setting. Imports no plugin."""
-    if not files and preset is None:
+    if not (files or preset or sets):
         msg = "give a configuration file or --preset NAME (see neaptide presets list)"
         raise ConfigError(msg)
     strangers = disabled_strangers()

@@ -20,9 +20,11 @@ from neaptide.cli.output import (
     print_text,
 )
 from neaptide.config import by_suffix, unstructure
-from neaptide.errors import DoesNotFitError
+from neaptide.errors import ConfigError, DoesNotFitError
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.files import write_new
+
+from .tokens import settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +42,13 @@ def plan(
     *files: Path,
     preset: Preset = None,
     set_: Sets = None,
+    model: Annotated[
+        str | None, Parameter(help="The model, such as `hf:DIRECTORY`; replaces `model.name`.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        Parameter(help="Tokens of a batch, LENGTHxROWS, such as 4096x8; replaces the data."),
+    ] = None,
     device: Annotated[
         str | None,
         Parameter(help="GiB of the device's memory, `cpu`, or a profile such as `rtx4090`."),
@@ -61,8 +70,13 @@ def plan(
         neaptide plan my.toml
         neaptide plan my.toml --device rtx4090 --ram 64
         neaptide plan my.toml --device 16 --write fits.toml
+        neaptide plan --model hf:models/Llama-3.2-1B --tokens 4096x8 --device rtx4090
     """
-    config, ordered = configured(loaded(files, preset, set_).config)
+    if write is not None and tokens is not None:
+        msg = "a configuration to run needs data: write it from a file with [data] @ --write"
+        raise ConfigError(msg)
+    given = [*settings(model, tokens), *(set_ or ())]
+    config, ordered = configured(loaded(files, preset, given).config)
     for line in advice(config, ordered):
         LOG.warning("%s", line)
 

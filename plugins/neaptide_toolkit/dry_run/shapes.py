@@ -13,6 +13,7 @@ from neaptide_toolkit.tensors import nested_tensors
 
 from .assumptions import UnplannableError, place, refuse_layouts
 from .bounds import bound_of, without_masks
+from .layouts import with_channels_last
 from .reserved import reserved
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def _key(value: Any) -> Any:
 def _asked(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     on_meta = tree_map(_without_values, (args, kwargs))
     try:
-        return _shapes(operation, operation(*on_meta[0], **on_meta[1]))
+        made = _shapes(operation, operation(*on_meta[0], **on_meta[1]))
+        return with_channels_last(operation, args, made)
     except NotImplementedError as error:
         msg = (
             f"PyTorch cannot tell the shape that {operation} returns without the values; "

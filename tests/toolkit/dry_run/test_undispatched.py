@@ -158,3 +158,54 @@ def test_a_comparison_takes_differences_and_masks(dtype: torch.dtype) -> None:
 def test_the_state_of_a_generator_counts() -> None:
     planned, measured = both(lambda: lambda: [torch.get_rng_state() for _ in range(3)])
     assert planned == measured == 3 * torch.get_rng_state().nbytes
+
+
+def test_a_large_window_of_one_channel_in_16_bits_takes_many_copies_of_the_weight() -> None:
+    for size, window in (((8, 32, 16, 16), 7), ((2, 64, 8, 8), 5), ((4, 96, 28, 28), 7)):
+        planned, measured = both(
+            lambda size=size, window=window: convolved(
+                size,
+                size[1],
+                window,
+                HALF,
+                backward=True,
+                last=True,
+                groups=size[1],
+                padding=window // 2,
+            )
+        )
+        assert planned / measured >= 0.97
+
+
+def test_a_gradient_in_another_order_of_channels_is_copied() -> None:
+    def made() -> Callable[[], Any]:
+        images = torch.randn(8, 32, 16, 16).to(memory_format=torch.channels_last).requires_grad_()
+        weight = torch.randn(64, 32, 2, 2, requires_grad=True)
+        result = conv2d(images, weight, stride=2)
+        gradient = torch.randn(result.shape)
+        return lambda: torch.autograd.grad(result, (images, weight), gradient, retain_graph=True)
+
+    planned, measured = both(made)
+    assert 0.98 <= planned / measured <= 1.2
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_is_normalized_is_copied_if_it_is_not_contiguous(*, backward: bool) -> None:
+    def made() -> Callable[[], Any]:
+        images = torch.randn(8, 32, 16, 16).permute(0, 2, 3, 1).requires_grad_()
+        weight, bias = torch.ones(32, requires_grad=True), torch.zeros(32, requires_grad=True)
+
+        def forward() -> torch.Tensor:
+            return torch.nn.functional.layer_norm(images, (32,), weight, bias)
+
+        result = forward()
+        gradient = torch.randn_like(result)
+        given = images, weight, bias
+        return (
+            (lambda: torch.autograd.grad(result, given, gradient, retain_graph=True))
+            if backward
+            else forward
+        )
+
+    planned, measured = both(made)
+    assert planned == pytest.approx(measured, rel=0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -30,6 +31,23 @@ def unknown(mode: Unknown, *shape: int) -> torch.Tensor:
     return made
 
 
+def convolved(x: torch.Tensor, *, images_last: bool, weight_last: bool) -> Any:
+    """Return a convolution and its gradients; `x` is of shape [rows, columns]."""
+    images, weight = x[:1, :1].expand(2, 6).reshape(2, 6, 1, 1), x[:1, :1].expand(4, 6)
+    images, weight = (
+        images.expand(2, 6, 5, 5).clone(),
+        weight.reshape(4, 6, 1, 1).expand(4, 6, 3, 3),
+    )
+    if images_last:
+        images = images.to(memory_format=torch.channels_last)
+    weight = weight.contiguous(
+        memory_format=torch.channels_last if weight_last else torch.contiguous_format
+    )
+    images, weight = images.detach().requires_grad_(), weight.detach().requires_grad_()
+    made = torch.nn.functional.conv2d(images, weight, padding=1)
+    return made.detach(), *torch.autograd.grad(made.sum(), (images, weight))
+
+
 OPERATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a product": lambda x: x @ x.mT,
     "a view": lambda x: x.transpose(0, 1)[1:],
@@ -37,6 +55,9 @@ OPERATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "in place, of a view": lambda x: x[0].zero_(),
     "two results": lambda x: torch.max(x, dim=1),
     "a list": lambda x: torch.split(x, 1),
+    "a convolution": partial(convolved, images_last=False, weight_last=False),
+    "a convolution of channels last": partial(convolved, images_last=True, weight_last=False),
+    "a convolution by channels last": partial(convolved, images_last=False, weight_last=True),
     "another dtype": lambda x: x.to(torch.bfloat16).softmax(-1, dtype=torch.float32),
     "a factory": lambda x: x.new_zeros(x.shape[1], 2),
     "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(

@@ -16,6 +16,9 @@ _SMALL_IMAGE = 20480
 _LEAST, _NARROW, _SUMMED = 8344, 3, 256
 """Bytes that kernels need whose channels lie next to each other; the widest window of the usual
 kernels with one channel in a group; and copies of weights that others add up."""
+_BUFFERS, _LEAST_IN_HALF = 70, 74_120
+"""In 16 bits, bytes for each element of a sample, and in any case, that these kernels need for the
+gradient of weights."""
 _IMAGE, _IMAGES = 768 * 2**10, 640 * 2**10
 """The most bytes of images that a thread keeps: in a forward, and for the gradient of weights."""
 
@@ -47,13 +50,18 @@ def _backward(args: tuple[Any, ...], made: Any) -> int:
         held, packed = _held_in_single(args, made)
     results: int = sum(one.nbytes for one in made if one is not None)
     bias: int = made[2].nbytes if made[2] is not None else 0
-    return max(held, results + packed + bias) - results
+    # PyTorch gives both to oneDNN in one order of the channels.
+    copied: int = 0 if _is_last(gradient) == _is_last(images) else gradient.nbytes
+    return max(held, results + packed + bias) - results + copied
 
 
 def _held_in_half(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
     """Return the most bytes of copies and results, and those of the packed weights."""
     gradient, images, weight, padding, groups = *args[:3], args[5], args[9]
     packed = _weights(weight, groups, _BLOCK, 32)
+    if _is_wide(images, weight, groups) and _is_last(images):
+        copies = _SUMMED * (4 + weight.dtype.itemsize) * weight.numel()
+        return copies + _BUFFERS * images[0].numel() + _LEAST_IN_HALF + images.nbytes, packed
     both = _image(images, padding) + _image(gradient, padding)
     threads = torch.get_num_threads() * (39 * 2**10 + min(both * 13 // 10, _IMAGES))
     for_weights = gradient.nbytes + images.nbytes + 3 * packed + threads
@@ -69,7 +77,7 @@ def _held_in_single(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
     gradient, images, weight, groups = *args[:3], args[9]
     strided = any(step != 1 for step in args[4])
     inside = 2**16 + gradient.nbytes // gradient.shape[0] * 9 // 8 if strided else 0
-    wide = groups == images.shape[1] and max(weight.shape[2:]) > _NARROW  # kernels of their own
+    wide = _is_wide(images, weight, groups)
     packed = _weights(weight, groups, _BLOCK, _BLOCK)
     size = 0 if made[0] is None else images.nbytes
     if _is_last(images):
@@ -89,6 +97,11 @@ def _held_in_single(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
     reordered = size if strided else _blocked(images, _BLOCK)
     for_images = _blocked(gradient, _BLOCK) + reordered + packed + inside
     return max(for_images, (3 if strided else 2) * size, size + for_weights), packed
+
+
+def _is_wide(images: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Return whether kernels of their own run, with one channel in a group and a large window."""
+    return groups == images.shape[1] and max(weight.shape[2:]) > _NARROW
 
 
 def _is_last(images: torch.Tensor) -> bool:

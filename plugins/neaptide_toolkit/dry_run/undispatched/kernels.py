@@ -24,9 +24,20 @@ def _compared(args: tuple[Any, ...], _: Any) -> int:
     return size * (3 * itemsize + 3)
 
 
+def _normalized(args: tuple[Any, ...], _: Any) -> int:
+    """Return the bytes of a copy of what is normalized, unless it is contiguous."""
+    return 0 if args[0].is_contiguous() else int(args[0].nbytes)
+
+
+def _normalized_backward(args: tuple[Any, ...], _: Any) -> int:
+    return _normalized(args, _) + _normalized(args[1:], _)
+
+
 _ANYWHERE: dict[Any, Inside] = {
     _ATEN.isclose.default: _compared,
     _ATEN.allclose.default: lambda args, _: _compared(args, _) + max(args[0].numel(), 1),
+    _ATEN.native_layer_norm.default: _normalized,
+    _ATEN.native_layer_norm_backward.default: _normalized_backward,
 }
 _ON_CPU: dict[Any, Inside] = {
     **_ANYWHERE,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from huggingface_families import FAMILIES, batches, saved
+from support import DEVICE
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.hooks.enabling import configured
@@ -39,7 +40,7 @@ def trained(family: str, settings: Any) -> tuple[list[float], str]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_losses_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    expected = saved(family, tmp_path).train()
+    expected = saved(family, tmp_path).train().to(DEVICE)
     with HybridTrainer.from_config(config(tmp_path)) as trainer:
         model = trainer.model
         assert type(model) is type(expected)
@@ -47,7 +48,7 @@ def test_weights_and_losses_are_those_of_transformers(family: str, tmp_path: Pat
         weights, wanted = model.state_dict(), expected.state_dict()
         assert weights.keys() == wanted.keys()
         assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
-        batch = batches(family, 1)[0]
+        batch = {name: values.to(DEVICE) for name, values in batches(family, 1)[0].items()}
         assert trainer.step(batch).loss == pytest.approx(expected(**batch).loss.item(), rel=1e-6)
 
 

@@ -33,11 +33,8 @@ def unknown(mode: Unknown, *shape: int) -> torch.Tensor:
 
 def convolved(x: torch.Tensor, *, images_last: bool, weight_last: bool) -> Any:
     """Return a convolution and its gradients; `x` is of shape [rows, columns]."""
-    images, weight = x[:1, :1].expand(2, 6).reshape(2, 6, 1, 1), x[:1, :1].expand(4, 6)
-    images, weight = (
-        images.expand(2, 6, 5, 5).clone(),
-        weight.reshape(4, 6, 1, 1).expand(4, 6, 3, 3),
-    )
+    one = x[:1, :1].reshape(1, 1, 1, 1)
+    images, weight = one.expand(2, 6, 5, 5).clone(), one.expand(4, 6, 3, 3)
     if images_last:
         images = images.to(memory_format=torch.channels_last)
     weight = weight.contiguous(

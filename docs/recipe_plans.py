@@ -101,14 +101,16 @@ WAYS = {
     "R8": Way(
         numerics="rounded",
         text="`adam8bit`, all on the card: bf16 weights, `activation-checkpointing`, "
-        "`gradient-accumulation` in 8 pieces",
+        "`gradient-accumulation` in 8 pieces; the update in plain PyTorch, which `triton-kernels` "
+        "makes faster",
         models=("1B", "3B", "7B"),
         settings=_half("adam8bit", _KEEP_INPUTS | _ACCUMULATE),
     ),
     "H8": Way(
         numerics="rounded",
         text="`adam8bit` on the processor: bf16 weights by `layer-streaming` with "
-        '`optimizer_on = "cpu"`, 8 micro-batches, inputs in RAM',
+        '`optimizer_on = "cpu"`, 8 micro-batches, inputs in RAM; the update in plain PyTorch, which '
+        "`neaptide kernels tune` makes faster",
         settings=_half("adam8bit", _streamed(optimizer_on="cpu", **_PIECES)),
     ),
     "S16": Way(

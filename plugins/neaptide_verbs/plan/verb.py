@@ -24,8 +24,6 @@ from neaptide.errors import ConfigError, DoesNotFitError
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.files import write_new
 
-from .tokens import settings
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -75,6 +73,8 @@ def plan(
     if write is not None and tokens is not None:
         msg = "a configuration to run needs data: write it from a file with [data] @ --write"
         raise ConfigError(msg)
+    from .tokens import settings  # noqa: PLC0415 - the help of all verbs needs it not
+
     given = [*settings(model, tokens), *(set_ or ())]
     config, ordered = configured(loaded(files, preset, given).config)
     for line in advice(config, ordered):

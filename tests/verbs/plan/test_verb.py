@@ -63,7 +63,7 @@ atexit.register(peak)
 sys.exit(main())
 """
     path = tmp_path / "mine.toml"
-    path.write_text(CONFIG.format(layers=32, width=5000))
+    path.write_text(CONFIG.format(layers=8, width=10_000))
     arguments = ["plan", str(path), "--device", "rtx4090", "--ram", "64", "--json"]
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 from torch._prims_common import suggest_memory_format
-
-if TYPE_CHECKING:
-    from .shapes import Shape
 
 _FIRST = {
     torch.ops.aten.convolution.default: 0,
@@ -41,7 +38,7 @@ def with_channels_last(operation: Any, args: tuple[Any, ...], made: Any) -> Any:
 _LAST = (torch.channels_last, torch.channels_last_3d)
 
 
-def _ordered(made: Shape, order: torch.memory_format) -> Shape:
+def _ordered(made: Any, order: torch.memory_format) -> Any:
     if len(made.size) not in (4, 5):  # a bias has one dimension
         return made
     like = torch.empty(made.size, device="meta", memory_format=order)

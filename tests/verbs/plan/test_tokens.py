@@ -36,8 +36,7 @@ def test_the_memory_grows_with_the_tokens(tmp_path: Path) -> None:
 def test_settings_and_a_file_go_with_it(tmp_path: Path) -> None:
     saved("llama", tmp_path / "model")
     (tmp_path / "mine.toml").write_text("version = 1\n[plugins.adam8bit]\n")
-    one = "model.options.dtype = 'bfloat16'"
-    done = planned(tmp_path, "16x8", "--set", one.replace(" ", ""), "mine.toml")
+    done = planned(tmp_path, "16x8", "--set", "model.options.dtype=bfloat16", "mine.toml")
     assert (done.returncode, done.stderr) == (0, "")
 
 

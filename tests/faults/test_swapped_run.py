@@ -104,16 +104,18 @@ def test_a_run_whose_directory_is_swapped_all_the_time_leads_nowhere(
     with subprocess.Popen(
         [sys.executable, "-c", SWAPPING, str(tmp_path)], stdout=subprocess.PIPE
     ) as swapper:
-        assert swapper.stdout is not None
-        swapper.stdout.readline()
-        end = time.monotonic() + 6
-        for number in count():
-            with suppress(NeaptideError):
-                fitted(tmp_path / f"run-{number}", observe)
-            if time.monotonic() > end:
-                break
-        assert swapper.poll() is None
-        swapper.kill()
+        try:
+            assert swapper.stdout is not None
+            swapper.stdout.readline()
+            end = time.monotonic() + 6
+            for number in count():
+                with suppress(NeaptideError):
+                    fitted(tmp_path / f"run-{number}", observe)
+                if time.monotonic() > end:
+                    break
+            assert swapper.poll() is None
+        finally:
+            swapper.kill()
     assert before == tree(mine)
     assert len(updates) > 3
 

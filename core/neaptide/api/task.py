@@ -110,8 +110,3 @@ class Run:
                 way_out = "raise ulimit -n"
             msg = f"cannot write in {path}: {error.strerror}; {way_out}"
             raise RunDirectoryError(msg) from error
-
-    def plugin_directory(self, name: str) -> Path | None:
-        """Make `plugin_folder(name)` and return its path, for libraries that need a path."""
-        folder = self.plugin_folder(name)
-        return None if folder is None else folder.path

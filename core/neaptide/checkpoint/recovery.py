@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from neaptide.errors import CheckpointError
-from neaptide.io.folder import Folder, is_held
+from neaptide.io.folder import Folder, is_held, resolved
 from neaptide.text import shorten
 
 from .manifest import STEP
@@ -41,8 +41,8 @@ def place_of(directory: Path) -> Path:
     if is_held(directory):
         return directory
     if not OF_A_RUN.fullmatch(directory.name):
-        return directory.resolve()
-    return directory.parent.parent.resolve() / directory.parent.name / directory.name
+        return resolved(directory)
+    return resolved(directory.parent.parent) / directory.parent.name / directory.name
 
 
 def recover(directory: Path) -> None:

@@ -47,12 +47,12 @@ class Folder:
     def __init__(self, path: Path, *, make: bool = False, link: bool = True) -> None:
         held, made = is_held(path), make and not path.exists()
         if held or made:
-            parent = Folder(path.parent if held else path.parent.resolve(), make=make)
+            parent = Folder(path.parent if held else resolved(path.parent), make=make)
             self._enter(parent, path.name, make=make)
             if made:
                 parent.sync()
         else:
-            self.path = path.resolve() if link else path.parent.resolve() / path.name
+            self.path = resolved(path) if link else resolved(path.parent) / path.name
             self._parent: Folder | None = None
             self._attach(_opened(self.path, _ALWAYS))
 
@@ -226,6 +226,14 @@ class Folder:
 
 HELD: weakref.WeakValueDictionary[Path, Folder] = weakref.WeakValueDictionary()
 """Folders by path. Until one is closed, this process follows no link at its path and below."""
+
+
+def resolved(path: Path) -> Path:
+    """Return `path.resolve()`, also while somebody else makes and removes links on the way."""
+    for _ in range(9):
+        with suppress(OSError):  # a link went between being seen and being read
+            return path.resolve()
+    return path.resolve()
 
 
 def is_held(path: Path) -> bool:

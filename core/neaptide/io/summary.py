@@ -24,14 +24,12 @@ class Summary(dict[str, Any]):
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the label and text of each figure."""
+        skipped = f"{self['backward_skipped']:.1%} ({self['jumps']} accepted jumps)"
         rows = [
             ("validation loss", _number(self["val_loss"])),
             ("training loss", f"{_number(self['final_loss'])} (last update)"),
             ("updates", str(self["steps"])),
-            (
-                "backward skipped",
-                f"{self['backward_skipped']:.1%} ({self['jumps']} accepted jumps)",
-            ),
+            ("backward skipped", skipped),
             ("speedup", "not measured"),
             ("time", duration(self["seconds"])),
         ]

@@ -47,7 +47,8 @@ class Defaults:
         if spec.scheme:
             return None
         factory = import_factory(spec.name, spec.options, "model.name")
-        built = _called(factory, spec.options, spec.name, "model.name")
+        with _naming(spec.name, "model.name"):
+            built = factory(**spec.options)
         if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (module, loss_fn)
             built = Task(*built)
         if not isinstance(built, torch.nn.Module | Task):
@@ -74,7 +75,8 @@ class Defaults:
             "seed": spec.seed,
         }
         named = {key: value for key, value in known.items() if _takes(factory, key)}
-        built = _called(factory, {**named, **spec.options}, spec.name, "data.name")
+        with _naming(spec.name, "data.name"):
+            built = factory(**{**named, **spec.options})
         if isinstance(built, tuple) and len(built) == 2:  # noqa: PLR2004 - (train, validation)
             built = Data(*built)
         elif not isinstance(built, Data):
@@ -111,15 +113,6 @@ class Defaults:
         """Return the phase that is due according to the schedule."""
         del history
         return schedule.due()
-
-
-def _called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
-    """Call `factory` with `options`.
-
-    If it raises, add `name` and the setting `where` to the error as a note.
-    """
-    with _naming(name, where):
-        return factory(**options)
 
 
 def _takes(factory: Callable[..., Any], argument: str) -> bool:

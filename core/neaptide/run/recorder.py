@@ -18,7 +18,7 @@ from neaptide.io.logging import CONSOLE
 from neaptide.io.summary import Summary
 from neaptide.plugin import loaded
 
-from .rundir import RunDirectory, checkpoint_root
+from .rundir import RunDirectory, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -108,8 +108,7 @@ class Recorder:
 
         Checkpoints of earlier versions have none; those of other runs are about other records.
         """
-        own = checkpoint.resolve().parent == checkpoint_root(self._config.run)
-        found: Mapping[str, Any] = facts.get("records", {}) if own else {}
+        found = facts.get("records", {}) if is_own(checkpoint, self._config.run) else {}
         if self._files:
             self._files.records.check(found)
         return found

@@ -15,7 +15,7 @@ from neaptide.api.memory import MemorySample
 from neaptide.checkpoint.catalog import checkpoints
 from neaptide.config.toml import parse
 from neaptide.errors import ConfigError, RunDirectoryError
-from neaptide.io.folder import HELD, Folder
+from neaptide.io.folder import HELD, Folder, resolved
 from neaptide.io.locking import FolderLock
 from neaptide.io.logging import CONSOLE
 from neaptide.plugin import sole
@@ -39,7 +39,12 @@ def checkpoint_root(run: RunSection) -> Path | None:
     """Return the directory of a run's checkpoints; None if the run has no directory."""
     if run.dir is None:
         return None
-    return Path(run.checkpoint_dir or Path(run.dir) / "checkpoints").resolve()
+    return resolved(Path(run.checkpoint_dir or Path(run.dir) / "checkpoints"))
+
+
+def is_own(checkpoint: Path, run: RunSection) -> bool:
+    """Return whether `checkpoint` lies in the directory of the run's checkpoints."""
+    return resolved(checkpoint).parent == checkpoint_root(run)
 
 
 class RunDirectory:
@@ -54,14 +59,14 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, elsewhere: Path | None = None) -> None:
-        self.path, self._process = path.resolve(), os.getpid()
+        self.path, self._process = resolved(path), os.getpid()
         self._warned = False
         with ExitStack() as opened, _prepared(self.path):
             self._folder = opened.enter_context(closing(Folder(path, make=True)))
             self._locks = [opened.enter_context(closing(FolderLock(self._folder)))]
             self._checkpoints = self.path / "checkpoints"
             if elsewhere is not None:
-                with _prepared(elsewhere.resolve(), "run.checkpoint_dir"):
+                with _prepared(resolved(elsewhere), "run.checkpoint_dir"):
                     folder = opened.enter_context(closing(Folder(elsewhere, make=True)))
                     if folder.path != self.path:
                         self._locks.append(opened.enter_context(closing(FolderLock(folder))))

@@ -12,7 +12,7 @@ from neaptide.checkpoint.safetensors_header import TensorItem
 from neaptide.checkpoint.verify import BASE
 from neaptide.errors import WrongCheckpointError
 
-from .rundir import checkpoint_root
+from .rundir import checkpoint_root, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -36,8 +36,7 @@ class SavedWeights:
         own, sha256 = loaded.tensors("weights"), loaded.manifest.facts.get(BASE)
         if sha256 is None:
             return cls((own,))
-        own_root = checkpoint_root(run)
-        places = [loaded.directory.parent, *([own_root] if own_root else [])]
+        places = [path for path in (loaded.directory.parent, checkpoint_root(run)) if path]
         return cls((own, load_base(str(sha256), places)))
 
     def file_of(self, name: str) -> TensorFile:
@@ -77,7 +76,7 @@ def save_frozen(
     spans = store.spans()
     frozen = [span for span in spans if not span.trainable]
     mostly = 2 * sum(span.bytes for span in frozen) > sum(span.bytes for span in spans)
-    own = directory.resolve().parent == checkpoint_root(run)
+    own = is_own(directory, run)
     if frozen and (run.frozen == "reference" or (run.frozen == "auto" and mostly and own)):
         sha256 = save_base(directory.parent, _items(store, frozen), sound)
         return _items(store, [span for span in spans if span.trainable]), {BASE: sha256}

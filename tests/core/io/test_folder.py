@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from limits import no_file_beyond
 
-from neaptide.io.folder import Folder, replace_file
+from neaptide.io.folder import Folder, replace_file, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_a_file_is_made_and_replaced_with_nothing_beside_it(tmp_path: Path) -> None:
@@ -49,6 +49,11 @@ def a_pipe(path: Path, _: Path) -> None:
 
 
 def a_folder(path: Path, _: Path) -> None:
+    path.mkdir()
+
+
+def a_folder_in_place(path: Path) -> None:
+    path.unlink()
     path.mkdir()
 
 
@@ -188,3 +193,18 @@ def test_a_closed_folder_is_used_no_more(tmp_path: Path) -> None:
     for use in (folder.names, folder.clear, lambda: folder.read("file")):
         with pytest.raises(ValueError, match="is closed"):
             use()
+
+
+@pytest.mark.parametrize("becomes", [Path.unlink, a_folder_in_place], ids=["gone", "a folder"])
+def test_a_link_that_changes_while_it_is_followed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, becomes: Callable[[Path], None]
+) -> None:
+    link, read = tmp_path / "run", os.readlink
+    link.symlink_to(tmp_path / "mine")
+
+    def changing(path: str) -> str:
+        becomes(link)
+        return read(path)
+
+    monkeypatch.setattr(os, "readlink", changing)
+    assert tmp_path.resolve() / "run/checkpoints" == resolved(link / "checkpoints")

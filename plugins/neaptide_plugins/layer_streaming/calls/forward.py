@@ -95,7 +95,7 @@ def _forward(call: Call) -> None:
             result, came = call.run(args, kwargs, inputs)
             _check(call, came)
             _check_objects(call, (args, kwargs), inputs)
-            bare = {id(one): one.detach() for one in came}
+            bare = {id(one): one.detach().requires_grad_(one.requires_grad) for one in came}
             results.append((replaced(result, bare), list(bare.values())))
     call.result, call.came = joined(unit.block.name, results, call.batch)
 

@@ -81,6 +81,7 @@ def joined(
                     f"samples of one; set micro_batches = 1, or exclude the block"
                 )
                 raise ModelError(msg)
-        whole.append(torch.cat(parts))
+        with torch.enable_grad():  # a graph without saved tensors: it tells what needs a gradient
+            whole.append(torch.cat(parts))
     others = {id(old): new for old, new in zip(first, whole, strict=True)}
     return replaced(result, others), whole

@@ -118,11 +118,12 @@ class _Function(torch.autograd.Function):
             tensor for tensor, version, _ in call.arguments.passed if tensor._version != version
         ]
         ctx.mark_dirty(*changed)
+        # What needs no gradient stays so: a mask that needs one has other attention kernels.
         ctx.mark_non_differentiable(
             *(
                 output
-                for output in outputs
-                if not (output.is_floating_point() or output.is_complex())
+                for output, came in zip(outputs, call.came, strict=True)
+                if not came.requires_grad
             )
         )
         return tuple(outputs)

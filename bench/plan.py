@@ -1,6 +1,6 @@
 """The memory that `neaptide plan` predicts, beside the memory that a run takes.
 
-    python bench/plan.py [--device cpu|cuda] [--json PATH] [--some N]
+    python bench/plan.py [--device cpu|cuda] [--json PATH] [--some N] [--only TEXT]
 
 Every case trains three steps in a process of its own. On the CPU, torch's profiler counts the bytes
 of its allocator, without the data. `cuda` is the simulated GPU of contrib, whose allocator counts.
@@ -60,12 +60,14 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json")
     parser.add_argument("--some", type=int, default=0, help="every N-th case only")
+    parser.add_argument("--only", default="", help="models with this in their names only")
     options = parser.parse_args()
     rows = []
     print(
         "| model | plugins | measured | plan | accelerate | DeepSpeed |\n|---|---|---|---|---|---|"
     )
-    for model, stack in cases()[:: options.some or 1]:
+    chosen = [case for case in cases() if options.only in case[0]]
+    for model, stack in chosen[:: options.some or 1]:
         row = compared(model, stack, options.device)
         if "failed" in row:
             print(f"| {model} | {stack} | does not run: {row['failed']} | | | |", flush=True)

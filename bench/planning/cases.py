@@ -25,6 +25,15 @@ TEXT = (
 )
 IMAGES = ("vit", "convnext", "resnet")
 """Families of transformers."""
+TIMM = {
+    "vit_tiny_patch16_224": 64,
+    "mixer_s32_224": 64,
+    "swin_tiny_patch4_window7_224": 56,
+    "efficientnet_b0": 64,
+    "regnetx_002": 64,
+    "convnext_atto": 64,
+}
+"""Models of timm, and the sides of their images."""
 KINDS = "neaptide_toolkit.testing.kinds"
 ROWS = 8
 
@@ -60,6 +69,13 @@ def _family(name: str) -> dict[str, Any]:
     }
 
 
+def _of_timm(name: str) -> dict[str, Any]:
+    return {
+        "model": {"name": "planning.models:of_timm", "options": {"name": name}},
+        "data": {"name": "planning.models:images", "options": {"side": TIMM[name]}},
+    }
+
+
 MODELS = {
     "byte-gpt, 4 x 192": _gpt(4, 192, 128),
     "byte-gpt, 6 x 384": _gpt(6, 384, 128),
@@ -77,6 +93,7 @@ MODELS = {
     "LSTM": _recurrent("LSTM"),
     "LSTM, bidirectional": _recurrent("LSTM", bidirectional=True),
     **{name: _family(name) for name in (*TEXT, *IMAGES)},
+    **{f"timm {name}": _of_timm(name) for name in TIMM},
 }
 _STREAMED = {"resident": 0}
 STACKS: dict[str, dict[str, Any]] = {
@@ -92,7 +109,14 @@ STACKS: dict[str, dict[str, Any]] = {
 WITHOUT_BLOCKS = {"LSTM, 2 x 256"}
 """Models that have no repeated blocks to stream or to compute again."""
 
-OTHERS = {"RNN", "GRU", "LSTM", "LSTM, bidirectional", *IMAGES}
+OTHERS = {
+    "RNN",
+    "GRU",
+    "LSTM",
+    "LSTM, bidirectional",
+    *IMAGES,
+    *(f"timm {name}" for name in TIMM if name[:3] not in ("vit", "mix")),
+}
 STACKS_OF_OTHERS = ("none", "mixed-precision")
 
 

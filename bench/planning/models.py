@@ -128,6 +128,16 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     ),
 }
 
+TIMM: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {"img_size": 64},
+    "mixer_s32_224": {"img_size": 64},
+    "swin_tiny_patch4_window7_224": {"img_size": 56},
+    "efficientnet_b0": {},
+    "regnetx_002": {},
+    "convnext_atto": {},
+}
+"""Models of timm, and how they are made smaller."""
+
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
     loss: torch.Tensor = model(**batch).loss
@@ -152,13 +162,53 @@ def tokens() -> Data:
     return Data([{"input_ids": one, "labels": one} for one in drawn])
 
 
-def images() -> Data:
+def images(side: int = SIDE) -> Data:
     """Return batches of images with labels."""
     torch.manual_seed(0)
     labels = torch.arange(ROWS) % 2
     return Data(
-        [{"pixel_values": torch.randn(ROWS, 3, SIDE, SIDE), "labels": labels} for _ in range(4)]
+        [{"pixel_values": torch.randn(ROWS, 3, side, side), "labels": labels} for _ in range(4)]
     )
+
+
+def of_timm(name: str) -> Task:
+    """Return one of `TIMM`. `python bench/plan.py` needs `pip install timm` for it."""
+    _import_torchvision()
+    import timm  # noqa: PLC0415 - not always there
+
+    model = timm.create_model(name, num_classes=16, **TIMM[name])
+    return Task(model, lambda model, batch: _of_classes(model(batch["pixel_values"]), batch))
+
+
+def _of_classes(scores: torch.Tensor, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(scores, batch["labels"])
+
+
+def _import_torchvision() -> None:
+    """Import what timm imports, also where its compiled operators do not fit this torch.
+
+    The models call none of them. Without their names the import fails, so they get names.
+    """
+    operators, register = (
+        torch.library.Library("torchvision", "FRAGMENT"),
+        torch.library.register_fake,
+    )
+
+    def named(operator: Any, *given: Any, **options: Any) -> Any:
+        space, _, name = str(operator).partition("::")
+        if space == "torchvision" and not hasattr(torch.ops.torchvision, name):
+            operators.define(f"{name}(Tensor one) -> Tensor")
+        return register(operator, *given, **options)
+
+    torch.library.register_fake = named
+    try:
+        import torchvision  # noqa: F401, PLC0415 - see above
+    finally:
+        torch.library.register_fake = register
+    _KEPT.append(operators)  # the names go with it
+
+
+_KEPT: list[Any] = []
 
 
 def recurrent(kind: str, layers: int = 2, *, bidirectional: bool = False) -> Task:

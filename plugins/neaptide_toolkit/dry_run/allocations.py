@@ -33,6 +33,8 @@ class Holding:
     kind: str
     """What it is for, such as `weights`; if nobody knows, the moment at which it was made."""
     bytes: int = 0
+    born: int = 0
+    """How many changes the log had when it was made."""
 
 
 @attrs.frozen
@@ -84,9 +86,27 @@ class AllocationLog:
         """
         address = storage._cdata  # noqa: SLF001 - two Python objects may stand for one storage
         if address not in self._pieces:
-            piece = self._pieces[address] = Holding(self._place(given, device), self.kind)
+            piece = Holding(self._place(given, device), self.kind, born=len(self.changes))
+            self._hold(storage, piece)
             self._change(piece, storage.nbytes())
-            weakref.finalize(storage, self._freed, address, piece).atexit = False
+
+    def repeat(self, since: int, until: int, kept: Iterable[tuple[Any, Any]]) -> None:
+        """Note again what was made and freed from change `since` to change `until`.
+
+        `kept` are tensors that were made then and are still there, each with one that was made in
+        its place this time.
+        """
+        twins: dict[int, Holding] = {}
+        for old, new in kept:
+            address = old.untyped_storage()._cdata  # noqa: SLF001 - as above
+            twin = self._hold(new.untyped_storage(), attrs.evolve(self._pieces[address], bytes=0))
+            twins[id(self._pieces[address])] = twin
+        for change in self.changes[since:until]:
+            piece = change.piece
+            if id(piece) not in twins and piece.born >= since and not piece.bytes:
+                twins[id(piece)] = attrs.evolve(piece)
+            if id(piece) in twins:
+                self._change(twins[id(piece)], change.bytes)
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in the host's memory and the device has memory of its own."""
@@ -164,6 +184,12 @@ class AllocationLog:
                 if sizes[piece]:
                     chunks[piece] = allocator.allocate(sizes[piece])
         return allocator.reserved
+
+    def _hold(self, storage: torch.UntypedStorage, piece: Holding) -> Holding:
+        address = storage._cdata  # noqa: SLF001 - as above
+        self._pieces[address] = piece
+        weakref.finalize(storage, self._freed, address, piece).atexit = False
+        return piece
 
     def _freed(self, address: int, piece: Holding) -> None:
         self._pieces.pop(address, None)

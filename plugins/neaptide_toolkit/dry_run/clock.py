@@ -125,7 +125,7 @@ class Clock:
     @contextmanager
     def times(self, count: int) -> Iterator[None]:
         """Within this context, each operation takes the time of `count`."""
-        before, self._times = self._times, count
+        before, self._times = self._times, self._times * count
         try:
             yield
         finally:

@@ -22,6 +22,7 @@ from neaptide_toolkit.machine import profiles
 from neaptide_toolkit.machine.pretended import as_if
 from neaptide_toolkit.offload.lanes import lanes_by
 from neaptide_toolkit.offload.pages import watched
+from neaptide_toolkit.recompute.repeated import repeated_by
 from neaptide_toolkit.tensors import nested_tensors
 
 from .allocations import DEVICE, AllocationLog
@@ -30,7 +31,7 @@ from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
 from .clock import Clock
 from .own.ops import OwnOps
-from .own.parts import two_parts
+from .own.parts import two_calls, two_parts
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
 from .undispatched.generators import states_noted
@@ -123,6 +124,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
                 two_parts(mode.is_unknown, log.is_on_host, clock.times, accelerated=accelerated)
             )
         )
+        inside.enter_context(repeated_by(two_calls(mode.alike, log, clock.times)))
         inside.enter_context(log.resized())
         inside.enter_context(states_noted(log.made))
         inside.enter_context(reads_by(mode))
@@ -135,7 +137,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
             inside.enter_context(as_cuda_casts())
         trainer = inside.enter_context(HybridTrainer.from_config(_prepared(config, kind)))
         if accelerated:
-            _as_cuda_does(trainer.optimizer)
+            _as_cuda_does(trainer.optimizer, log)
         with _disable_current_modes():  # data have values
             data = assembly.build_data(config, trainer.hooks)
             batches = [*islice(cycle(data.train), _STEPS)]
@@ -234,11 +236,11 @@ def _computing_on_device(log: AllocationLog) -> Iterator[None]:
         assembly.choose_device, assembly.build_task = choose_device, build_task
 
 
-def _as_cuda_does(optimizer: torch.optim.Optimizer) -> None:
-    """Compute all tensors of a group at once, which is PyTorch's default on CUDA."""
+def _as_cuda_does(optimizer: torch.optim.Optimizer, log: AllocationLog) -> None:
+    """Compute all tensors of a group at once, PyTorch's default where all of them are on CUDA."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = True
+            group["foreach"] = not any(map(log.is_on_host, group["params"]))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from neaptide_toolkit.tensors import nested_tensors
@@ -162,6 +162,13 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._take_inside(func, args, result, given)
         self._ran(func, args, read, result)
         return result
+
+    def alike(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of the shape of `tensor`, without values. Nobody is told of it."""
+        with _disable_current_modes():
+            made = Shape.of(tensor).made()
+        self.forget([made])
+        return made.requires_grad_(tensor.requires_grad)
 
     def is_unknown(self, tensor: torch.Tensor) -> bool:
         """Return whether the values of a tensor are unknown."""

@@ -14,6 +14,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from neaptide.errors import ModelError
+from neaptide_toolkit.recompute.repeated import repeated
 
 from ..updates.casts import casts_of, watched
 from .call import tried
@@ -100,10 +101,13 @@ def _backward(
     earlier: dict[nn.Parameter, torch.Tensor],
     terms: _Terms,
 ) -> None:
-    for piece in range(1 if call.batch is None else call.batch.count):
+    def run(piece: int) -> None:
         _backward_of(call, piece, leaves, arrived, asked, earlier, terms)
         if call.batch is not None:
             call.unit.gradients.add_piece(call.unit.block)
+
+    batch = call.batch
+    repeated(run, batch.count if batch else 1, equal=batch is not None and batch.is_equal)
 
 
 def _backward_of(

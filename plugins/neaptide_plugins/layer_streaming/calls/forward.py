@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import CallContext
+from neaptide_toolkit.recompute.repeated import repeated
 
 from .call import WITHOUT_HOOKS, tried
 from .graph_outside import GraphOutside
@@ -86,18 +88,25 @@ def _forward(call: Call) -> None:
             call.result, call.came = call.run(call.args, call.kwargs, call.inputs)
             _check(call, call.came)
             return
-        results = []
-        for piece in range(call.batch.count):
-            _note(call)
-            inputs = call.batch.piece(call.inputs, piece)
-            memo = {id(kept): given for kept, given in zip(call.kept, inputs, strict=True)}
-            args, kwargs = call.arguments.again([], memo)
-            result, came = call.run(args, kwargs, inputs)
-            _check(call, came)
-            _check_objects(call, (args, kwargs), inputs)
-            bare = {id(one): one.detach().requires_grad_(one.requires_grad) for one in came}
-            results.append((replaced(result, bare), list(bare.values())))
-    call.result, call.came = joined(unit.block.name, results, call.batch)
+        results: list[Any] = []
+        pieces = repeated(
+            partial(_piece, call, call.batch, results), call.batch.count, equal=call.batch.is_equal
+        )
+    call.result, call.came = joined(unit.block.name, results[0], pieces, call.batch)
+
+
+def _piece(call: Call, batch: Batch, results: list[Any], piece: int) -> list[torch.Tensor]:
+    """Run the block on a piece of the batch; return its tensors, and put its result in a list."""
+    _note(call)
+    inputs = batch.piece(call.inputs, piece)
+    memo = {id(kept): given for kept, given in zip(call.kept, inputs, strict=True)}
+    args, kwargs = call.arguments.again([], memo)
+    result, came = call.run(args, kwargs, inputs)
+    _check(call, came)
+    _check_objects(call, (args, kwargs), inputs)
+    bare = {id(one): one.detach().requires_grad_(one.requires_grad) for one in came}
+    results.append(replaced(result, bare))
+    return list(bare.values())
 
 
 def _check(call: Call, came: list[torch.Tensor]) -> None:

@@ -40,6 +40,11 @@ class Batch:
         size = int(chosen.shape[0])
         return cls(size, min(pieces, size))
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether all pieces have the same size."""
+        return self.size % self.count == 0
+
     def bounds(self, piece: int) -> tuple[int, int]:
         """Return, for a piece, the index of the first sample and the number of samples."""
         start = piece * self.size // self.count
@@ -57,14 +62,15 @@ class Batch:
 
 
 def joined(
-    name: str, results: Sequence[tuple[Any, list[torch.Tensor]]], batch: Batch
+    name: str, result: Any, pieces: Sequence[list[torch.Tensor]], batch: Batch
 ) -> tuple[Any, list[torch.Tensor]]:
-    """Join the results and tensors of the pieces, to get the whole batch's results and tensors.
+    """Join the tensors of the pieces, and return the whole batch's result and tensors.
 
-    Raises ModelError if a tensor of a piece does not have the piece's samples along dim 0.
+    `result` is the first piece's. Raises ModelError if a tensor of a piece does not have the
+    piece's samples along dim 0.
     """
-    (result, first), counts = results[0], {len(tensors) for _, tensors in results}
-    if len(counts) > 1:
+    first = pieces[0]
+    if any(len(tensors) != len(first) for tensors in pieces):
         msg = (
             f"block {name!r} returned different numbers of tensors for its micro-batches; set "
             f"micro_batches = 1, or exclude the block"
@@ -72,7 +78,7 @@ def joined(
         raise ModelError(msg)
     whole = []
     for index, tensor in enumerate(first):
-        parts = [tensors[index] for _, tensors in results]
+        parts = [tensors[index] for tensors in pieces]
         for piece, part in enumerate(parts):
             if part.ndim == 0 or part.shape[0] != batch.bounds(piece)[1]:
                 msg = (

@@ -60,7 +60,9 @@ def _outputs(
         memo = {id(kept): copy for kept, copy in zip(call.kept, copies, strict=True)}
         args, kwargs = call.arguments.again([], memo)
         results.append(call.run(args, kwargs, copies))
-    return results[0][1] if batch is None else joined(call.unit.block.name, results, batch)[1]
+    if batch is None:
+        return results[0][1]
+    return joined(call.unit.block.name, None, [came for _, came in results], batch)[1]
 
 
 @contextmanager

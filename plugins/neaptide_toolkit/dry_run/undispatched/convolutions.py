@@ -16,6 +16,9 @@ _SMALL_IMAGE = 20480
 _LEAST, _NARROW, _SUMMED = 8344, 3, 256
 """Bytes that kernels need whose channels lie next to each other; the widest window of the usual
 kernels with one channel in a group; and copies of weights that others add up."""
+_FEW, _LARGEST, _SUMS = 3, 14, 4
+"""Channels of images that are read as they are; the largest window of the usual kernels; and copies
+of the gradient of weights that each thread adds up where the window is larger."""
 _BUFFERS, _LEAST_IN_HALF = 70, 74_120
 """In 16 bits, bytes for each element of a sample, and in any case, that these kernels need for the
 gradient of weights."""
@@ -78,8 +81,13 @@ def _held_in_single(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
     strided = any(step != 1 for step in args[4])
     inside = 2**16 + gradient.nbytes // gradient.shape[0] * 9 // 8 if strided else 0
     wide = _is_wide(images, weight, groups)
-    packed = _weights(weight, groups, _BLOCK, _BLOCK)
     size = 0 if made[0] is None else images.nbytes
+    few = images.shape[1] <= _FEW and not size
+    packed = _weights(weight, groups, _BLOCK, 1 if few else _BLOCK)
+    if max(weight.shape[2:]) > _LARGEST and groups == 1:
+        threads = min(torch.get_num_threads(), len(images))
+        columns = _columns(images[:1], weight, gradient[:1], args[4], args[5])
+        return size + weight.nbytes + threads * (_SUMS * weight.nbytes + columns), 0
     if _is_last(images):
         summed = _SUMMED * weight.nbytes if wide else weight.nbytes
         first = packed + inside if size else 0
@@ -89,7 +97,7 @@ def _held_in_single(args: tuple[Any, ...], made: Any) -> tuple[int, int]:
     if wide:
         for_weights += weight.nbytes * (8 + 12 * torch.get_num_threads())
     else:
-        is_copied = channels >= _BLOCK or not strided
+        is_copied = channels >= _BLOCK or not (strided or few)
         for_weights += _blocked(gradient, _block_of(gradient.shape[1]))
         for_weights += _blocked(images, _block_of(channels)) if is_copied else 0
     if not size:

@@ -1,0 +1,69 @@
+"""Equal micro-batches of a streamed block: two stand for all, in memory and in time.
+
+Only the states of random generators, which the host keeps for each piece, are not all there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from neaptide.hooks.enabling import configured
+from neaptide_toolkit.dry_run import running
+from neaptide_toolkit.machine import profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KINDS = "neaptide_toolkit.testing.kinds"
+PIECES, LAYERS = 4, 3
+
+
+def planned(kind: str, pieces: int = PIECES, **settings: Any) -> running.DryRun:
+    streaming = {"resident": 0, "micro_batches": pieces, **settings}
+    config = {
+        "model": {"name": f"{KINDS}:encoder", "options": {"layers": LAYERS, "width": 64}},
+        "data": {"name": f"{KINDS}:sequences", "options": {"width": 64}},
+        "train": {"device": "cpu"},
+        "plugins": {"layer-streaming": streaming},
+    }
+    return running.dry_run(configured(config, ())[0], profiles.load("rtx4090").rates, kind)
+
+
+def every(run: Callable[[int], Any], count: int) -> list[Any]:
+    return [run(part) for part in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("settings", [{}, {"update": "in_backward", "inputs": "host"}])
+def test_memory_and_time_are_those_of_all_pieces(
+    kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(kind, **settings)  # what is made once in a process
+    two = planned(kind, **settings)
+    monkeypatch.setattr(running, "two_calls", lambda *_: every)
+    whole = planned(kind, **settings)
+    states = LAYERS * (PIECES - 2) * torch.get_rng_state().nbytes if kind == "cpu" else 0
+    for place in ("device", "pages"):
+        found, peaks = (one.allocations.peaks(place) for one in (two, whole))
+        assert {key: peak.bytes for key, peak in found.items()} == {
+            key: pytest.approx(peak.bytes, abs=states) for key, peak in peaks.items()
+        }
+    if kind == "cuda":
+        assert two.allocations.reserved() == whole.allocations.reserved()
+    assert two.seconds == pytest.approx(whole.seconds, rel=1e-6)
+
+
+def test_unequal_pieces_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*_: Any) -> Any:
+        return lambda run, count: calls.append(count) or every(run, count)
+
+    monkeypatch.setattr(running, "two_calls", counted)
+    planned("cpu", 3)
+    assert [] == calls
+    planned("cpu")
+    assert {PIECES} == set(calls)

@@ -32,6 +32,12 @@ def planned(kind: str, pieces: int = PIECES, **settings: Any) -> running.DryRun:
     return running.dry_run(configured(config, ())[0], profiles.load("rtx4090").rates, kind)
 
 
+def test_an_optimizer_on_the_cpu_takes_nothing_of_the_device() -> None:
+    update = planned("cuda", 1, optimizer_on="cpu").allocations.peaks("device")["full update"]
+    weights = LAYERS * 12 * 64 * 64 * 4  # of all blocks
+    assert update.kinds["update"] < weights / 10
+
+
 def every(run: Callable[[int], Any], count: int) -> list[Any]:
     return [run(part) for part in range(count)]
 

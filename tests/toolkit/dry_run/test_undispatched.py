@@ -101,6 +101,22 @@ def test_a_convolution_of_another_kind_takes_copies(
     assert 0.98 <= planned / measured <= 1.2
 
 
+@pytest.mark.parametrize("window", [4, 7, 14, 15, 16])
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("stride", [1, 4])
+def test_the_gradient_of_weights_of_images_takes_copies(
+    window: int, rows: int, stride: int
+) -> None:
+    images = torch.randn(rows, 3, 48, 48)
+    weight = torch.randn(64, 3, window, window, requires_grad=True)
+    result = conv2d(images, weight, stride=stride)
+    gradient = torch.randn_like(result)
+    planned, measured = both(
+        lambda: lambda: torch.autograd.grad(result, weight, gradient, retain_graph=True)
+    )
+    assert planned == pytest.approx(measured, rel=0.03)
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", ["few channels", "a channel more", "many"])
 def test_a_convolution_in_16_bits_takes_copies(name: str, *, backward: bool) -> None:

@@ -21,7 +21,7 @@ from neaptide.errors import CheckpointError
 from neaptide.io.folder import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_SUFFIX = ".safetensors"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -40,6 +41,8 @@ def export(
     *,
     max_shard_bytes: int = 5 * 10**9,
     tied: Mapping[str, str] | None = None,
+    beside: Callable[[Path], object] | None = None,
+    file: str = SINGLE,
 ) -> list[Path]:
     """Write a new directory of safetensors files and return their paths.
 
@@ -53,6 +56,9 @@ def export(
         max_shard_bytes: limit of one file's tensors; a larger tensor gets its own file.
         tied: maps additional names to names in `named`. The metadata of the files lists the
             additional names, as the safetensors library does. No tensor is written twice.
+        beside: writes further files into the directory that it is given, before this directory
+            gets its name.
+        file: the name of a single file.
 
     Raises:
         CheckpointError: a name or dtype cannot be saved, `directory` is not new or empty, or the
@@ -64,7 +70,7 @@ def export(
     items, aliases = [TensorItem(*one) for one in named], dict(tied or {})
     _check_names([item.name for item in items], aliases)
     directory = Path(directory).resolve()
-    shards = _split(items, max_shard_bytes)
+    shards = _split(items, max_shard_bytes, file.removesuffix(_SUFFIX))
     temporary = temporary_of(directory)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +81,9 @@ def export(
         for name, shard in shards.items():
             _write(temporary / name, shard, aliases)
         if len(shards) > 1:
-            _write_index(temporary / INDEX, shards)
+            _write_index(temporary / f"{file}.index.json", shards)
+        if beside is not None:
+            beside(temporary)
         Folder(temporary).sync()
         temporary.rename(directory)
         Folder(directory.parent).sync()
@@ -141,7 +149,7 @@ def _check_names(names: list[str], aliases: Mapping[str, str]) -> None:
             raise CheckpointError(msg)
 
 
-def _split(items: list[TensorItem], most: int) -> dict[str, list[TensorItem]]:
+def _split(items: list[TensorItem], most: int, stem: str) -> dict[str, list[TensorItem]]:
     """Return the tensors of each file, in order; each file contains as many tensors as fit."""
     shards: list[list[TensorItem]] = [[]]
     held = 0
@@ -153,9 +161,9 @@ def _split(items: list[TensorItem], most: int) -> dict[str, list[TensorItem]]:
         shards[-1].append(item)
         held += size
     if len(shards) == 1:
-        return {SINGLE: shards[0]}
+        return {f"{stem}{_SUFFIX}": shards[0]}
     return {
-        f"model-{number:05}-of-{len(shards):05}.safetensors": shard
+        f"{stem}-{number:05}-of-{len(shards):05}{_SUFFIX}": shard
         for number, shard in enumerate(shards, start=1)
     }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
+    "data": "it reads and tokenizes files, and trains on a CPU beside it",
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",
     "plan": "it compares bytes on a CPU, and on a simulated GPU",

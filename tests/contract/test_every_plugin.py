@@ -24,6 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "limit": 0.5,
         "even_if_slower": True,
     },
+    "lora": {"merge": True},  # else the model keeps its adapters, which are what was trained
     "predictor-dmd": {"snapshots": 4, "rank": 2, "sample_every": 1},
     "predictor-drift": {"min_window": 4, "sample_every": 1},
     "predictor-extrapolate": {"samples": 4, "sample_every": 1},

@@ -159,6 +159,10 @@ NOTES: StashKey[tuple[str, ...]] = StashKey("notes")
 
 DECLINED: StashKey[str | None] = StashKey("declined")
 """The key of the reason for which a Predict step tries no jump. Who declines sets it, in words."""
+STOP: StashKey[str] = StashKey("stop")
+"""The key of the reason for which `trainer.fit` ends the run at the present update, in words."""
+MEASURED: StashKey[dict[str, float]] = StashKey("measured")
+"""The key of an evaluation's metrics. Set inside `around_evaluate`; recorded with `val_loss`."""
 
 
 @attrs.frozen

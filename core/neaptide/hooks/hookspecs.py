@@ -228,7 +228,7 @@ def on_record(record: StepRecord) -> None:
 
 @hookspec
 def on_metrics(step: int, phase: Phase, metrics: Mapping[str, float]) -> None:
-    """Run for each line of metrics.jsonl: `lr` and the plugins' metrics, or only `val_loss`."""
+    """Run for each line of metrics.jsonl: `lr` and the plugins' metrics, or `val_loss`."""
 
 
 # --- account ----------------------------------------------------------------------------------

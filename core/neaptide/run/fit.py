@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from neaptide import checkpoint, errors
 from neaptide.api.stash import StashKey
-from neaptide.api.steps import Outcome
+from neaptide.api.steps import MEASURED, STOP, Outcome
 from neaptide.errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
 from neaptide.io.logging import CONSOLE
 
@@ -149,7 +149,7 @@ class Fit:
     def _train(self, feed: Feed) -> None:
         session, state = self._session, self._session.state
         total, batches = session.config.train.steps, iter(feed)
-        while state.step < total:
+        while state.step < total and session.run.stash.get(STOP) is None:
             with self._saving_first():
                 batch = next(batches)
             result = self._trainer.step(batch)
@@ -181,8 +181,7 @@ class Fit:
         session = self._session
         session.loop.settle()  # records the last row
         self._save()  # before the evaluation, which may raise
-        val_loss = self._validate()
-        summary = self._recorder.summary(session.state, val_loss, session.digest())
+        summary = self._recorder.summary(session.state, self._validate(), session.digest())
         if self._stop.received is not None:
             self._leave()
         return summary
@@ -263,9 +262,9 @@ class Fit:
         phase = session.state.phase or session.state.schedule.phase
         if step == self._began[0]:
             self._recorder.forget_evaluation(step)
-        self._recorder.metrics(step, phase, {"val_loss": loss})
-        evaluated = getattr(self._observe, "evaluated", None)
-        if evaluated is not None:
+        measured = session.run.stash.get(MEASURED) or {}
+        self._recorder.metrics(step, phase, {**measured, "val_loss": loss})
+        if (evaluated := getattr(self._observe, "evaluated", None)) is not None:
             evaluated(step, loss)
         return loss
 

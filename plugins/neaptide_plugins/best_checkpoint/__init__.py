@@ -1,0 +1,5 @@
+"""A copy of the checkpoint with the best evaluation."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

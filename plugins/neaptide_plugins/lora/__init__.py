@@ -1,0 +1,5 @@
+"""LoRA: trains small adapters beside frozen linear layers."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

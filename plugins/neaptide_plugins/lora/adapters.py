@@ -1,0 +1,153 @@
+"""Adds peft's adapters to a model, takes them away, and saves them as peft does."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from peft import LoraConfig, LoraModel, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save
+from transformers.pytorch_utils import Conv1D
+
+from neaptide.io.folder import Folder
+
+from .fast_paths import without_fast_paths
+from .held_weights import hold
+from .targets import all_linear, chosen, is_tied, linear_layers, own_weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from .config import LoraSettings
+
+_NAME = "default"
+_PREFIX = "base_model.model."
+"""What a `PeftModel` puts before the names of the model's parameters."""
+
+
+@attrs.frozen(eq=False)
+class AddedAdapters:
+    """A model with adapters, and what it takes to remove them."""
+
+    model: nn.Module
+    tuner: LoraModel
+    parameters: tuple[nn.Parameter, ...]
+    """The parameters that train."""
+    trained_before: tuple[nn.Parameter, ...]
+    """The model's own parameters that were not frozen before."""
+    held: int
+    """How many weights are held in another form than before."""
+    restore: Callable[[], None]
+    """Turns torch's fast paths on again."""
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of the adapter's directory, by name."""
+        return adapter_files(self.model)
+
+    def remove(self, *, merge: bool) -> None:
+        """Give the model its own layers and trainable parameters back.
+
+        Args:
+            merge: whether the adapters are added to the weights first.
+        """
+        if merge:
+            self.tuner.merge_and_unload()
+        else:
+            self.tuner.unload()
+        self.restore()
+        vars(self.model).pop("peft_config", None)
+        for parameter in self.trained_before:
+            parameter.requires_grad_(True)
+
+
+def add_adapters(model: nn.Module, settings: LoraSettings) -> AddedAdapters:
+    """Freeze `model` and add an adapter to each target, in place.
+
+    The values of the new adapters come from torch's generator of the CPU.
+
+    Raises:
+        ValueError: the model has adapters, or a target matches nothing. The model is unchanged.
+    """
+    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        msg = (
+            f"{type(model).__name__} has adapters of peft already; build it without them, or add "
+            f"them to its weights with peft's merge_and_unload()"
+        )
+        raise ValueError(msg)
+    names = chosen(model, settings.targets)
+    layers = linear_layers(model)
+    targets = {name: layers[name] for name in names}
+    tied = [name for name in names if is_tied(model, own_weight(targets[name]))]
+    if settings.merge and tied:
+        msg = (
+            f"'merge' would also change what other modules compute with the weight of {tied[0]!r}, "
+            f"which they share; leave it out of targets, or set merge = false"
+        )
+        raise ValueError(msg)
+    trained = tuple(one for one in model.parameters() if one.requires_grad)
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        use_dora=settings.dora,
+        use_rslora=settings.rslora,
+        target_modules=names,
+        fan_in_fan_out=all(isinstance(layer, Conv1D) for layer in targets.values()),
+    )
+    held = hold(model, {**all_linear(model), **targets}, settings.base)
+    with warnings.catch_warnings():  # where only some layers are transposed, peft sets it for each
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
+        tuner = LoraModel(model, config, _NAME)
+    adapters = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    restore = without_fast_paths(model, adapters)
+    added = tuple(one for one in model.parameters() if one.requires_grad)
+    return AddedAdapters(model, tuner, added, trained, held, restore)
+
+
+def save_adapter(model: nn.Module, directory: str | Path) -> None:
+    """Write the adapter of `model` as peft does, for `PeftModel.from_pretrained(base, directory)`.
+
+    Each file is replaced at once.
+
+    Raises:
+        ValueError: the model has no adapter.
+    """
+    files = adapter_files(model)
+    folder = Folder(Path(directory), make=True)
+    for name, content in files.items():
+        folder.replace(name, content)
+
+
+def adapter_files(model: nn.Module) -> dict[str, bytes]:
+    """Return the files of an adapter's directory, by name.
+
+    Raises:
+        ValueError: the model has no adapter.
+    """
+    config = getattr(model, "peft_config", {}).get(_NAME)
+    if config is None:
+        msg = f"{type(model).__name__} has no adapter that lora has added"
+        raise ValueError(msg)
+    tensors = {
+        f"{_PREFIX}{name}": tensor.detach().cpu().contiguous()
+        for name, tensor in get_peft_model_state_dict(model, adapter_name=_NAME).items()
+    }
+    told: dict[str, Any] = {
+        **config.to_dict(),
+        "inference_mode": True,
+        "base_model_name_or_path": getattr(model, "name_or_path", None) or None,
+        "auto_mapping": {
+            "base_model_class": type(model).__name__,
+            "parent_library": type(model).__module__,
+        },
+    }
+    return {
+        "adapter_model.safetensors": save(tensors, metadata={"format": "pt"}),
+        "adapter_config.json": json.dumps(told, indent=2, sort_keys=True, default=sorted).encode(),
+    }

@@ -1,0 +1,1 @@
+"""`neaptide export`: the trained model as files that other programs load."""

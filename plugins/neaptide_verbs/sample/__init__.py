@@ -1,0 +1,1 @@
+"""`neaptide sample`: text of a trained language model."""

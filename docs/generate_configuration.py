@@ -214,11 +214,11 @@ def _plugin(spec: PluginSpec) -> Iterator[str]:
     for target, options in spec.options.items():
         kind, _, name = target.partition(":")
         schemes = [
-            entry.partition(":")[2] for entry in spec.schemes if entry.startswith(f"{kind}:")
+            entry.partition(":")[2] for entry in sorted(spec.schemes) if entry.startswith(kind)
         ]
         name = "…" if name == "*" else name
-        named = name if kind == "optimizer" else f"{schemes[0]}:{name}"
-        yield f"#### `[{kind}.options]` of `{named}`\n"
+        named = [name] if kind == "optimizer" else [f"{scheme}:{name}" for scheme in schemes]
+        yield f"#### `[{kind}.options]` of {', '.join(f'`{one}`' for one in named)}\n"
         yield table(options)
 
 

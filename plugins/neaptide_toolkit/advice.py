@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def on_lengths(config: RunConfig, ordered: Iterable[PluginSpec]) -> Iterator[str]:
     """Yield a line for each setting that has no effect in a run of `train.steps` updates."""
     steps, phases = config.train.steps, config.phases
+    if config.train.epochs is not None:
+        return  # the data say how many updates these are
     predicts = any(PREDICTOR in spec.claims for spec in ordered)
     warmup = phases.warmup_updates(predicts=predicts)
     if warmup >= steps:

@@ -87,8 +87,8 @@ def test_the_coming_version_has_a_file_with_every_setting() -> None:
         for kind in ("model", "data"):
             section = getattr(now.config, kind)
             scheme, _, target = section.name.partition(":")
-            if scheme in {"builtin", "hf"}:
-                target = "*" if scheme == "hf" else target  # one class for all names
+            if scheme:
+                target = target if scheme == "builtin" else "*"  # one class for all names
                 present |= {dotted((kind, target, key)) for key in section.options}
         optimizer = now.config.optimizer
         present |= {dotted(("optimizer", optimizer.name, key)) for key in optimizer.options}

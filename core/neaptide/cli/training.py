@@ -51,7 +51,7 @@ def train(
             data = assembly.build_data(config, trainer.hooks)
             for note in trainer.run.stash.get(NOTES) or () if style != "quiet" else ():
                 print_text(note)
-            with display_of(config, style, trainer.run.device, sys.stdout) as display:
+            with display_of(trainer.config, style, trainer.run.device, sys.stdout) as display:
                 summary = trainer.fit(
                     data, resume=resume, allow_changes=allow_changes, observe=display
                 )

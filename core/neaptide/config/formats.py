@@ -121,20 +121,15 @@ def read_text(path: str | Path) -> str:
 
 def _content(path: Path) -> bytes:
     try:
-        _refuse_special(path.stat().st_mode)
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
-    except ConfigError:
-        raise
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # a read from a pipe may never end
+            with path.open("rb") as file:
+                return file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         msg = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ConfigError(_PROBLEMS.get(type(error), msg)) from error
-
-
-def _refuse_special(mode: int) -> None:
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a read from a pipe may never end
-        msg = "expected a file, found a pipe, a socket or a device"
-        raise ConfigError(msg)
+    msg = "expected a file, found a pipe, a socket or a device"
+    raise ConfigError(msg)
 
 
 def _checked(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,6 +134,7 @@ class TrainSection(ConfigSection):
     """How long to train, on which device, and when to stop."""
 
     steps: int = field(1000, validator=_at_least(1), help="updates in the whole run")
+    epochs: int | None = field(None, validator=optional(_at_least(1)), help="passes over the data")
     batch_size: int = field(
         16, validator=_at_least(1), help="samples per update, in all micro-batches together"
     )

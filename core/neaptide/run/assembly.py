@@ -19,6 +19,7 @@ from neaptide.hooks.registry import load_class
 from .defaults import Defaults
 
 LEDGER_GROUP = "neaptide.ledgers"
+LENGTH_GROUP = "neaptide.lengths"
 LOSS_GROUP = "neaptide.losses"
 """`loss_of(given, log)` returns the loss function of a run. `given` is the user's or None."""
 

@@ -255,10 +255,9 @@ def _end_deterministic() -> None:
 
 def _log_end(log: Any, step: int, error: BaseException | None, *, closed: bool) -> None:
     """Log that the run failed or was closed. `Fit` logs the stop by a signal."""
-    if error is None:
-        if closed:
-            log.info("run.closed", step=step)
-    elif not isinstance(error, Interrupted):
+    if error is None and closed:
+        log.info("run.closed", step=step)
+    elif error is not None and not isinstance(error, Interrupted):
         log.info("run.failed", step=step, error=said(error))
 
 

@@ -77,6 +77,7 @@ class HybridTrainer:
     ) -> None:
         check_trained(model, optimizer, stateful)
         full, ordered = configured(config, plugins)
+        full = sole(assembly.LENGTH_GROUP)(full, ordered, own_loop=True)
         self._take(
             Session(
                 full,
@@ -101,6 +102,7 @@ class HybridTrainer:
         directory stores `origins`.
         """
         full, ordered = configured(config, plugins)
+        full = sole(assembly.LENGTH_GROUP)(full, ordered)
         device = assembly.choose_device(full.train.device, None)
         rng.seed_all(full.seed)
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from neaptide_toolkit.colours import COLOURS
+from neaptide_toolkit.pages.colours import COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

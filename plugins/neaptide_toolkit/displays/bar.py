@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-from neaptide_toolkit.colours import COLOURS
+from neaptide_toolkit.pages.colours import COLOURS
 
 from .figures import evaluation, verdict
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 
-from neaptide_toolkit.colours import COLOURS
+from neaptide_toolkit.pages.colours import COLOURS
 
 from .figures import evaluation, verdict
 

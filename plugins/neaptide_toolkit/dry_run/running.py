@@ -204,7 +204,7 @@ def _prepared(config: RunConfig, kind: str) -> RunConfig:
         config,
         plugins=plugins,
         run=attrs.evolve(config.run, dir=None),
-        train=attrs.evolve(config.train, device=device),
+        train=attrs.evolve(config.train, device=device, epochs=None),
     )
 
 

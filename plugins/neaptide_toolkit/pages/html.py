@@ -10,7 +10,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from neaptide_toolkit.colours import COLOURS
+from neaptide_toolkit.pages.colours import COLOURS
 
 from .text import counted, figure
 

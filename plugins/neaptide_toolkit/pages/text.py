@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from neaptide.io.units import duration, size
 from neaptide.text import visible
-from neaptide_toolkit.colours import COLOURS
+from neaptide_toolkit.pages.colours import COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

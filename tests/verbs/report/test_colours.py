@@ -6,7 +6,7 @@ import re
 from importlib import resources
 
 from neaptide.api.phases import PHASES
-from neaptide_toolkit.colours import COLOURS
+from neaptide_toolkit.pages.colours import COLOURS
 from neaptide_toolkit.pages.html import page
 from neaptide_toolkit.pages.text import paint
 from neaptide_verbs.report.charts import phase_colours

@@ -40,7 +40,7 @@ class AddedAdapters:
     parameters: tuple[nn.Parameter, ...]
     """The parameters that train."""
     trained_before: tuple[nn.Parameter, ...]
-    """The model's own parameters that were not frozen before."""
+    """The model's own parameters that were not frozen before, and that it still has."""
     held: int
     """How many weights are held in another form than before."""
     restore: Callable[[], None]
@@ -101,6 +101,10 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> AddedAdapters:
         fan_in_fan_out=all(isinstance(layer, Conv1D) for layer in targets.values()),
     )
     held = hold(model, {**all_linear(model), **targets}, settings.base)
+    if held:  # nothing may keep the weights that were replaced
+        kept = set(model.parameters())
+        trained = tuple(one for one in trained if one in kept)
+        del layers, targets
     with warnings.catch_warnings():  # where only some layers are transposed, peft sets it for each
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
         tuner = LoraModel(model, config, _NAME)

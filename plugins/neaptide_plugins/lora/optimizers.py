@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ def train_instead(
         ValueError: the optimizer has state, or groups with settings of their own.
     """
     wanted, groups = list(parameters), optimizer.param_groups
-    before = [one for group in groups for one in group["params"]]
-    if not set(wanted).isdisjoint(before):
+    # By weak references, because weights that are held in fewer bits have to be freed.
+    before = [weakref.ref(one) for group in groups for one in group["params"]]
+    if not {id(one) for one in wanted}.isdisjoint(id(one()) for one in before):
         return lambda: None
     if len(groups) != 1 or optimizer.state:
         what = "has made updates" if optimizer.state else f"has {len(groups)} groups"
@@ -38,7 +40,7 @@ def train_instead(
     group["params"] = wanted
 
     def undo() -> None:
-        group["params"] = before
+        group["params"] = [one for ref in before if (one := ref()) is not None]
         optimizer.state.clear()
 
     return undo

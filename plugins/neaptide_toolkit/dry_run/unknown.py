@@ -69,6 +69,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.assumptions = Assumptions()
         self._shapes = Shapes(self._count, self.assumptions.note)
         self._backward = Backward()
+        self._is_plain = False
         # By address of the storage's C++ object: the value of all elements, or what is known of the
         # choices in them; None if nothing is.
         self._unknown: dict[int, Any] = {}
@@ -107,7 +108,11 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             return True if unknown and func not in _OF_SHAPES else func(*args, **kwargs)
         if func in _FINDS_NOTHING:
             return None
-        if unknown or not _is_small(given, ()):
+        if (
+            unknown
+            or not _is_small(given, ())
+            or (self._is_plain and any(one.ndim for one in given))
+        ):
             return self._without_values(func, args, kwargs, given)
         if not has_size_by_value(func, args):
             made = None if kind == "changes" else self._shapes.of(func, args, kwargs)
@@ -131,7 +136,16 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         """Return what runs in this mode in the place of an operation, if it is made of others."""
         if is_composed(func):
             return partial(func.decompose, *args, **kwargs)
-        return self._plain(func, args)
+        call = self._plain(func, args)
+        return None if call is None else partial(self._without_computing, call)
+
+    def _without_computing(self, call: Callable[[], Any]) -> Any:
+        """Return `call()`, in which only numbers are computed: other values decide nothing."""
+        before, self._is_plain = self._is_plain, True
+        try:
+            return call()
+        finally:
+            self._is_plain = before
 
     def _without_values(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]

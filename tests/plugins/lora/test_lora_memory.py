@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from held_bases import NF4
 from support import DEVICE
 from torch import nn
 
@@ -60,3 +62,17 @@ def test_the_ledger_counts_what_is_held_and_what_trains(*, streamed: bool) -> No
     assert ledger.total(kind="optimizer.state") == pytest.approx(2 * trained, rel=0.05)
     if not streamed:
         assert ledger.total(kind="gradients") == trained
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["by config", "own optimizer"])
+@pytest.mark.parametrize("base", ["bf16", "int8", NF4])
+def test_weights_that_are_held_in_fewer_bits_are_freed(base: str, *, own: bool) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)).to(DEVICE)
+    before = [weakref.ref(layer.weight) for layer in model if isinstance(layer, nn.Linear)]
+    optimizer = torch.optim.AdamW(model.parameters()) if own else None
+    config = {"plugins": {"lora": {"base": base}}}
+    with HybridTrainer(
+        model, optimizer, loss_fn=lambda model, x: model(x).square().mean(), config=config
+    ) as trainer:
+        trainer.step(torch.ones(2, 64, device=DEVICE))
+        assert [None, None] == [weight() for weight in before]

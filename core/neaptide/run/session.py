@@ -41,8 +41,8 @@ class Session:
     """One run, used by `HybridTrainer` and `Fit`. If the assembly fails, it is undone.
 
     `ordered` are the manifests of the enabled plugins in resolved order. `build` returns the model
-    and the loss function. It is called after the plugins are created. Without `optimizer`, the
-    optimizer of the config is built. `HybridTrainer` documents the other arguments.
+    and the loss function; it is called after the plugins are created. Without `optimizer`, that of
+    the config is built. The converted model moves to `device`. `HybridTrainer` documents the rest.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Session:
         build: Callable[[HookManager], Task],
         *,
         optimizer: torch.optim.Optimizer | None = None,
+        device: torch.device | None = None,
         stateful: Mapping[str, Any] | None = None,
         origins: Mapping[str, str] | None = None,
     ) -> None:
@@ -68,7 +69,7 @@ class Session:
         if config.train.threads is not None:
             torch.set_num_threads(config.train.threads)
         try:
-            self._assemble(ordered, build, optimizer, stateful or {})
+            self._assemble(ordered, build, optimizer, device, stateful or {})
         except BaseException as error:
             self._tear_down(error)
             raise
@@ -78,6 +79,7 @@ class Session:
         ordered: Sequence[PluginSpec],
         build: Callable[[HookManager], Task],
         optimizer: torch.optim.Optimizer | None,
+        target: torch.device | None,
         stateful: Mapping[str, Any],
     ) -> None:
         config, log = self.config, run_logger(self.recorder.event)
@@ -85,7 +87,7 @@ class Session:
         task = build(hooks)
         self.model = task.module
         placed = assembly.is_placed(hooks)
-        device = assembly.choose_device(
+        device = target or assembly.choose_device(
             config.train.device if placed else "auto", None if placed else self.model
         )
         self.state = TrainState(assembly.schedule_of(config, ordered))
@@ -95,6 +97,8 @@ class Session:
             self._kernels = sole(KERNEL_GROUP)()
             hooks.notify("register_kernels", kernels=self._kernels)
         hooks.notify("convert_model", model=self.model)
+        if target and not placed:
+            self.model.to(target)
         optimizer = optimizer or assembly.build_optimizer(config, self.model, hooks)
         check_optimizer(optimizer, self.model)
         self._members = Members(self.model, optimizer)

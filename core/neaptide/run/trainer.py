@@ -111,15 +111,13 @@ class HybridTrainer:
                 section = full.optimizer
                 sole(OPTIMIZER_GROUP).check(section.name, section.lr, section.options)
             task = assembly.build_task(full, hooks)
-            if not assembly.is_placed(hooks):
-                task.module.to(device)
             if device.type == "cpu":
                 return task
             loss_fn = sole(assembly.LOSS_GROUP)(task.loss_fn, None)
             return Task(task.module, lambda model, batch: loss_fn(model, moved(batch, device)))
 
         trainer = cls.__new__(cls)
-        trainer._take(Session(full, ordered, build, origins=origins))  # noqa: SLF001 - another constructor
+        trainer._take(Session(full, ordered, build, device=device, origins=origins))  # noqa: SLF001 - another constructor
         return trainer
 
     def _take(self, session: Session) -> None:

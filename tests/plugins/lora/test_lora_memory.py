@@ -15,6 +15,7 @@ from torch import nn
 import neaptide
 from neaptide import HybridTrainer
 from neaptide.hooks.enabling import configured
+from neaptide_toolkit.dry_run.running import dry_run
 from neaptide_toolkit.testing import kinds
 from neaptide_toolkit.testing.allocations import counted
 
@@ -76,3 +77,20 @@ def test_weights_that_are_held_in_fewer_bits_are_freed(base: str, *, own: bool) 
     ) as trainer:
         trainer.step(torch.ones(2, 64, device=DEVICE))
         assert [None, None] == [weight() for weight in before]
+
+
+def test_the_device_never_holds_the_weights_as_they_were() -> None:
+    given = {
+        "model": {"name": f"{KINDS}:deep", "options": {"layers": 8, "width": 128}},
+        "data": {"name": f"{KINDS}:sequences", "options": {"width": 128}},
+        "train": {"device": "cpu"},
+    }
+    peaks = {
+        base: dry_run(
+            configured({**given, "plugins": {"lora": {"base": base, "r": 1}}}, ())[0], None, "cuda"
+        )
+        .allocations.peaks("device")["assembly"]
+        .bytes
+        for base in ("as-is", "int8")
+    }
+    assert peaks["int8"] < 0.4 * peaks["as-is"]

@@ -85,8 +85,8 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
             ("rum",),
             (
                 'Unknown command "rum". Did you mean "run"? '
-                "Available commands: run, ckpt, compare, completion, config, doctor, kernels, "
-                "plan"
+                "Available commands: run, ckpt, compare, completion, config, doctor, export, "
+                "kernels"
             ),
         ),
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),

@@ -23,9 +23,6 @@ for _name, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signa
     if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-if "simulated_gpu" in sys.modules:  # with a GPU, it reads names that only torch for CUDA has
-    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-
 torch.set_num_threads(1)
 settings.register_profile("neaptide", deadline=None, max_examples=50)
 settings.load_profile("neaptide")

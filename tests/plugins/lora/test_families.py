@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from held_bases import WITH_KERNELS
 from huggingface_families import FAMILIES, batches, saved
 from peft import PeftModel
 from support import DEVICE
@@ -65,7 +64,6 @@ def test_lora_streams_to_the_bit_and_peft_reads_it(family: str, tmp_path: Path) 
     check(family, tmp_path)
 
 
-@WITH_KERNELS
 @pytest.mark.parametrize("family", ["llama", "bert", "t5", "vit"])
 def test_qlora_streams_to_the_bit_and_peft_reads_it(family: str, tmp_path: Path) -> None:
     check(family, tmp_path, base="nf4")

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from held_bases import NF4, WITH_KERNELS
 from torch import nn
 
 from neaptide_plugins.lora.held_weights import HeldLinear, hold
 from neaptide_plugins.lora.targets import all_linear
 from neaptide_toolkit.testing.allocations import peak_of
 
-BASES = ("bf16", "int8", NF4)
+BASES = ("bf16", "int8", "nf4")
 WORST = {"bf16": 2**-8, "int8": 0.5 / 127 + 2**-8, "nf4": 0.25}
 """Error of a weight, as a part of the largest weight."""
 BYTES = {"bf16": 2.0, "int8": 1.0, "nf4": 0.5}
@@ -51,7 +50,6 @@ def test_the_weight_is_near_and_the_output_is_that_of_the_weight(
     )
 
 
-@WITH_KERNELS
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_nf4_is_that_of_bitsandbytes_to_the_bit(dtype: torch.dtype) -> None:
     import bitsandbytes as bnb

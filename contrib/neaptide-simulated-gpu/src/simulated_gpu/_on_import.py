@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 PREPARED = {
@@ -18,6 +17,15 @@ PREPARED = {
     "torch.distributed.distributed_c10d": "simulated_gpu.distributed",
 }
 """By package: the module whose `install` prepares it."""
+WITHOUT_KERNELS = frozenset({"bitsandbytes.backends.cuda.ops"})
+"""Modules of kernels for real GPUs, imported empty: the library computes by torch's operations."""
+
+
+class _Empty(Loader):
+    """Loads a module in which nothing is."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module empty."""
 
 
 class _Then(Loader):
@@ -42,6 +50,8 @@ class _Then(Loader):
 class _Finder(MetaPathFinder):
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: Any = None) -> ModuleSpec | None:
+        if name in WITHOUT_KERNELS:
+            return ModuleSpec(name, _Empty())
         spec = PathFinder.find_spec(name, path) if name in PREPARED else None
         if spec is not None and spec.loader is not None:
             spec.loader = _Then(spec.loader, PREPARED[name])

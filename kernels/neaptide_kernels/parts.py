@@ -1,8 +1,8 @@
-"""Tensors in parts, so that temporary tensors stay small."""
+"""Tensors one by one and in parts, so that temporary tensors stay small."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
@@ -12,18 +12,37 @@ if TYPE_CHECKING:
 
 Parts = Callable[["torch.Tensor", int, int], Iterator[slice]]
 """Called as `parts_of` is."""
+Rows = Callable[
+    [Sequence[Sequence["torch.Tensor"]]], Iterator[tuple[int, tuple["torch.Tensor", ...]]]
+]
+"""Called as `rows_of` is."""
 
-_other: ContextVar[Parts | None] = ContextVar("parts", default=None)
+_other: ContextVar[tuple[Parts, Rows] | None] = ContextVar("parts", default=None)
+
+
+def each_row(
+    lists: Sequence[Sequence[torch.Tensor]],
+) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+    """Yield each place of lists of the same length, with the tensors that they have there."""
+    return enumerate(zip(*lists, strict=True))
 
 
 @contextmanager
-def parts_by(make: Parts) -> Iterator[None]:
-    """Within this context, `parts_of` returns what `make` returns."""
-    token = _other.set(make)
+def parts_by(parts: Parts, rows: Rows = each_row) -> Iterator[None]:
+    """Within this context, `parts` stands for `parts_of`, and `rows` for `rows_of`."""
+    token = _other.set((parts, rows))
     try:
         yield
     finally:
         _other.reset(token)
+
+
+def rows_of(
+    lists: Sequence[Sequence[torch.Tensor]],
+) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+    """Return `each_row(lists)`, or what stands for it."""
+    _, rows = _other.get() or (None, each_row)
+    return rows(lists)
 
 
 def parts_of(tensor: torch.Tensor, on_cpu: int, elsewhere: int) -> Iterator[slice]:
@@ -35,7 +54,7 @@ def parts_of(tensor: torch.Tensor, on_cpu: int, elsewhere: int) -> Iterator[slic
         elsewhere: as `on_cpu`, for other devices.
     """
     if (other := _other.get()) is not None:
-        return other(tensor, on_cpu, elsewhere)
+        return other[0](tensor, on_cpu, elsewhere)
     return slices(tensor.numel(), on_cpu if tensor.device.type == "cpu" else elsewhere)
 
 

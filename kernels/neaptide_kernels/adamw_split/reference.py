@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from neaptide_kernels.parts import rows_of
 from neaptide_kernels.registry import takes
 
 from .split_master import join, split
@@ -57,7 +58,7 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
     rate: Any = lr.item() if lr.dtype == torch.float64 else lr
     step_size = rate / (1 - beta1**count)
     root_correction = (1 - beta2**count) ** 0.5
-    for high, low, mean, square, gradient in zip(*call[:5], strict=True):
+    for _, (high, low, mean, square, gradient) in rows_of(call[:5]):
         master = join(high, low)
         grad = gradient.to(torch.float32)
         if call.maximize:

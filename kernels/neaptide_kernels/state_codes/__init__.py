@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from neaptide_kernels.counter_random import keyed_bits, keys_at
-from neaptide_kernels.parts import parts_of
+from neaptide_kernels.parts import parts_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ def update_by_pieces(
         factors: returns the factors of a tensor for its step count.
     """
     kinds = (len(lists) - 3) // 2
-    for place, (param, grad, *state, step) in enumerate(zip(*lists, strict=True)):
+    for place, (param, grad, *state, step) in rows_of(lists):
         codes, scales = state[:kinds], state[kinds:]
         numbers, random = factors(step), stream(seed, step)
         weight, gradient = param.reshape(-1), grad.reshape(-1)

@@ -91,7 +91,7 @@ class AllocationLog:
             self._change(piece, storage.nbytes())
 
     def repeat(self, since: int, until: int, kept: Iterable[tuple[Any, Any]]) -> None:
-        """Note again what was made and freed from change `since` to change `until`.
+        """Note again, for the same parts of the run, what was made and freed between two changes.
 
         `kept` are tensors that were made then and are still there, each with one that was made in
         its place this time.
@@ -101,12 +101,15 @@ class AllocationLog:
             address = old.untyped_storage()._cdata  # noqa: SLF001 - as above
             twin = self._hold(new.untyped_storage(), attrs.evolve(self._pieces[address], bytes=0))
             twins[id(self._pieces[address])] = twin
+        before = self.during
         for change in self.changes[since:until]:
             piece = change.piece
             if id(piece) not in twins and piece.born >= since and not piece.bytes:
                 twins[id(piece)] = attrs.evolve(piece)
             if id(piece) in twins:
+                self.during = change.during
                 self._change(twins[id(piece)], change.bytes)
+        self.during = before
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in the host's memory and the device has memory of its own."""

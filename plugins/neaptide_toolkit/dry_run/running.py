@@ -31,7 +31,7 @@ from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
 from .clock import Clock
 from .own.ops import OwnOps
-from .own.parts import two_calls, two_parts
+from .own.parts import two_calls, two_micro_batches, two_parts, two_rows
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
 from .undispatched.generators import states_noted
@@ -119,12 +119,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
         inside.enter_context(as_if(kind))
         inside.enter_context(lanes_by(clock.lane))
         inside.enter_context(watched(mapped))
-        inside.enter_context(
-            parts_by(
-                two_parts(mode.is_unknown, log.is_on_host, clock.times, accelerated=accelerated)
-            )
-        )
-        inside.enter_context(repeated_by(two_calls(mode.alike, log, clock.times)))
+        inside.enter_context(_shortened(mode, log, clock, accelerated=accelerated))
         inside.enter_context(log.resized())
         inside.enter_context(states_noted(log.made))
         inside.enter_context(reads_by(mode))
@@ -172,6 +167,21 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
             assumptions=(*mode.assumptions, *([_NO_JUMP] if jumped is False else [])),
             jumped=jumped,
         )
+
+
+@contextmanager
+def _shortened(
+    mode: Unknown, log: AllocationLog, clock: Clock, *, accelerated: bool
+) -> Iterator[None]:
+    """Run two of any number of equal parts of the work."""
+    times = clock.times
+    parts = two_parts(mode.is_unknown, log.is_on_host, times, accelerated=accelerated)
+    with (
+        parts_by(parts, two_rows(log.is_on_host, mode.forget, times)),
+        repeated_by(two_calls(mode.alike, log, times)),
+        two_micro_batches(log, times),
+    ):
+        yield
 
 
 def _jump(train: Callable[[Any, str], StepResult], batch: Any) -> bool:

@@ -19,7 +19,7 @@ from .planning import plan
 from .value import Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from neaptide.config import RunConfig
     from neaptide.plugin import PluginSpec
@@ -45,13 +45,17 @@ def searched(config: RunConfig, machine: PlannedMachine) -> Plan:
 
 
 def with_changes(
-    made: Plan, config: RunConfig, machine: PlannedMachine, seconds: float = math.inf
+    made: Plan,
+    config: RunConfig,
+    machine: PlannedMachine,
+    seconds: float = math.inf,
+    tell: Callable[[int, dict[str, Any]], None] = lambda *_: None,
 ) -> Plan:
     """Return a plan with changes of `config` that fit, from the `search_space` of plugins.
 
     Single changes are tried first, then two and three together, until some fit. The best has the
     fewest effects on the numbers, then the most tokens a second, then the fewest settings. After
-    `seconds` no other change is planned.
+    `seconds` no other change is planned. `tell(number, settings)` is called before each one.
     """
     found: list[Remedy] = []
     tried = 0
@@ -63,6 +67,7 @@ def with_changes(
                 left = True
                 break
             tried += 1
+            tell(tried, settings)
             try:
                 other = plan(changed, machine)
             except NeaptideError:

@@ -66,7 +66,7 @@ class Remedy:
 
     def __str__(self) -> str:
         """Return the settings in one line, each as `--set` takes it."""
-        return ", ".join(_written(self.settings))
+        return ", ".join(written(self.settings))
 
 
 @attrs.frozen(kw_only=True, repr=False)
@@ -227,7 +227,8 @@ def _busy(plan: Plan) -> Iterator[str]:
             yield f"{engine} {duration(seconds)}"
 
 
-def _written(settings: Mapping[str, Any]) -> Iterator[str]:
+def written(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each setting as `--set` takes it."""
     for path in leaves(settings):
         value: Any = settings
         for key in path:

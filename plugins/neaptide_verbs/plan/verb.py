@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -91,7 +91,7 @@ def plan(
         print_text(str(made))
     if not made.fits:
         with redirect_stdout(sys.stderr):
-            made = search.with_changes(made, config, machine)
+            made = search.with_changes(made, config, machine, tell=_told)
         if not json:
             print_text(f"\n{value.changes(made)}")
     if json:
@@ -104,6 +104,14 @@ def plan(
     if write is not None:
         _write(write, [config] if made.fits else [one.config for one in made.changes[:1]])
     return 0 if made.fits else DoesNotFitError.exit_code
+
+
+def _told(number: int, settings: dict[str, Any]) -> None:
+    if sys.stderr.isatty():  # who waits sees what is tried
+        from .search import MOST  # noqa: PLC0415 - it imports torch
+        from .value import written  # noqa: PLC0415 - likewise
+
+        print_note(f"change {number} of at most {MOST}: {', '.join(written(settings))}")
 
 
 def _write(path: Path, best: Sequence[RunConfig]) -> None:

@@ -1,21 +1,24 @@
-"""Equal micro-batches of a streamed block: two stand for all, in memory and in time.
+"""Equal micro-batches, of a step or of a streamed block: two stand for all, in memory and time.
 
-Only the states of random generators, which the host keeps for each piece, are not all there.
+Only the states of random generators, which the host keeps for each piece of a block, are not all
+there.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.dry_run import running
 from neaptide_toolkit.machine import profiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 KINDS = "neaptide_toolkit.testing.kinds"
 PIECES, LAYERS = 4, 3
@@ -23,11 +26,15 @@ PIECES, LAYERS = 4, 3
 
 def planned(kind: str, pieces: int = PIECES, **settings: Any) -> running.DryRun:
     streaming = {"resident": 0, "micro_batches": pieces, **settings}
+    return run_of(kind, {"layer-streaming": streaming})
+
+
+def run_of(kind: str, plugins: dict[str, Any], **train: Any) -> running.DryRun:
     config = {
         "model": {"name": f"{KINDS}:encoder", "options": {"layers": LAYERS, "width": 64}},
         "data": {"name": f"{KINDS}:sequences", "options": {"width": 64}},
-        "train": {"device": "cpu"},
-        "plugins": {"layer-streaming": streaming},
+        "train": {"device": "cpu", **train},
+        "plugins": plugins,
     }
     return running.dry_run(configured(config, ())[0], profiles.load("rtx4090").rates, kind)
 
@@ -73,3 +80,56 @@ def test_unequal_pieces_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [] == calls
     planned("cpu")
     assert {PIECES} == set(calls)
+
+
+@contextmanager
+def every_one(*_: Any) -> Iterator[None]:
+    yield
+
+
+LEFT = 1024
+"""Bytes that may differ: sums of losses, and what is left for a moment when the next one begins."""
+ACCUMULATED = {
+    "in one step": {"gradient-accumulation": {"steps": PIECES}},
+    "clipped": {"gradient-accumulation": {"steps": PIECES}, "mixed-precision": {}},
+    "recomputed": {"gradient-accumulation": {"steps": PIECES}, "activation-checkpointing": {}},
+    "streamed": {"gradient-accumulation": {"steps": PIECES}, "layer-streaming": {"resident": 0}},
+    "over steps": {"gradient-accumulation": {"steps": 2, "across_steps": True}},
+}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("plugins", ACCUMULATED.values(), ids=ACCUMULATED.keys())
+def test_memory_and_time_are_those_of_all_micro_batches(
+    kind: str, plugins: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped = {"clip_norm": 1.0} if "mixed-precision" in plugins else {}
+    run_of(kind, plugins, **clipped)  # what is made once in a process
+    two = run_of(kind, plugins, **clipped)
+    monkeypatch.setattr(running, "two_micro_batches", every_one)
+    whole = run_of(kind, plugins, **clipped)
+    for place in ("device", "pages"):
+        found, peaks = (one.allocations.peaks(place) for one in (two, whole))
+        assert {key: peak.bytes for key, peak in found.items()} == {
+            key: pytest.approx(peak.bytes, abs=LEFT) for key, peak in peaks.items()
+        }
+    if kind == "cuda":
+        assert two.allocations.reserved() == whole.allocations.reserved()
+    assert two.seconds == pytest.approx(whole.seconds, rel=5e-3)  # a GPU runs behind the host
+    assert two.tokens == whole.tokens
+
+
+@pytest.mark.parametrize(("pieces", "run"), [(2, 2), (3, 3), (4, 2), (8, 2)])
+def test_micro_batches_all_run_if_they_are_few_or_unequal(
+    pieces: int, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    forward = nn.TransformerEncoder.forward
+
+    def counted(*given: Any, **named: Any) -> Any:
+        calls.append(0)
+        return forward(*given, **named)
+
+    monkeypatch.setattr(nn.TransformerEncoder, "forward", counted)
+    run_of("cpu", {"gradient-accumulation": {"steps": pieces}})
+    assert len(calls) == 3 * run + 1  # one evaluates

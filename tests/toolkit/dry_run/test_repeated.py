@@ -1,7 +1,8 @@
-"""Equal parts of a large tensor: two stand for all, in memory and in time."""
+"""Equal parts of a large tensor, and equal tensors: two stand for all, in memory and in time."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,17 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neaptide_kernels.adamw_split import split_master
-from neaptide_kernels.parts import parts_by, parts_of, slices
+from neaptide_kernels.lion8bit.reference import lion8bit_step
+from neaptide_kernels.parts import each_row, parts_by, parts_of, slices
+from neaptide_kernels.state_codes import blocks_of
 from neaptide_toolkit.dry_run.allocations import AllocationLog
 from neaptide_toolkit.dry_run.clock import Clock
-from neaptide_toolkit.dry_run.own.parts import two_parts
+from neaptide_toolkit.dry_run.own.parts import two_parts, two_rows
 from neaptide_toolkit.dry_run.unknown import Unknown
 from neaptide_toolkit.machine import profiles
+from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from neaptide_kernels.parts import Parts
+    from neaptide_kernels.parts import Parts, Rows
 
 SIZE = 1 << 10
 
@@ -83,6 +87,37 @@ def test_known_values_are_computed_in_every_part(monkeypatch: pytest.MonkeyPatch
     with run.mode, parts_by(run.parts):
         joined = split_master.join(*split_master.split(master))
     assert torch.equal(joined, master)
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_an_update_of_all_tensors_is_that_of_two_of_each_kind(*, accelerated: bool) -> None:
+    """Of tensors of three shapes: many, two and one."""
+    sizes = [(3, 256), (512,), (3, 256), (40, 512), (3, 256), (512,), (3, 256), (3, 256)]
+
+    def stepped(run: Run, rows: Rows) -> Run:
+        params = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
+        state = [
+            [torch.zeros(math.prod(size), dtype=torch.uint8) for size in sizes],
+            [torch.zeros(blocks_of(math.prod(size))) for size in sizes],
+        ]
+        lists = [params, [torch.zeros_like(one) for one in params], *state]
+        for one in nested_tensors(lists):
+            run.log.made(one.untyped_storage())
+            run.mode.forget([one])
+        steps = [torch.ones(()) for _ in sizes]
+        with run.mode, parts_by(run.parts, rows):
+            run.log.during = "update"
+            lion8bit_step(*lists, steps, torch.tensor(0.1))
+        return run
+
+    every = stepped(Run(accelerated=accelerated), each_row)
+    run = Run(accelerated=accelerated)
+    two = stepped(run, two_rows(run.log.is_on_host, run.mode.forget, run.clock.times))
+    peaks = (run.log.peaks("device")["update"].bytes for run in (two, every))
+    assert next(peaks) == pytest.approx(next(peaks), rel=2e-3)  # the row before has another size
+    assert two.clock.now == pytest.approx(every.clock.now, rel=3e-2)  # a GPU runs behind the host
+    assert two.clock.busy == pytest.approx(every.clock.busy, rel=1e-5)
+    assert len(two.log.changes) < len(every.log.changes)
 
 
 def test_a_tensor_of_the_accelerator_has_its_larger_parts() -> None:

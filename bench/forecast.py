@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from predictions.traces import STEPS, TASKS, config_of, trace
 
-from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
 from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+from neaptide_plugins.lr_schedule.config import LrScheduleConfig
+from neaptide_plugins.lr_schedule.lengths import curve_of
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ smallest error is reported."""
 def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
     """Return the root mean squared errors and other figures of one run, by horizon in updates."""
     losses = trace(task, seed, traces)["losses"]
-    schedule = config_of(task, seed)["schedule"]
-    rate = LearningRate(**schedule, steps=STEPS)
+    schedule = LrScheduleConfig(**config_of(task, seed)["plugins"]["lr-schedule"])
+    rate = curve_of(schedule, STEPS)
     config = DynamicsLinearConfig()
     follower = Forecaster(config, rate.factor, STEPS)
     rows: dict[int, list[dict[str, float]]] = {horizon: [] for horizon in config.horizons}

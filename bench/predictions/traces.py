@@ -22,14 +22,15 @@ _GPT = {
     },
     "data": {"name": "builtin:python-stdlib", "options": {"context": 64}},
 }
-_LINEAR = {"name": "linear", "warmup_steps": 50}
+_LINEAR = {"lr-schedule": {"name": "linear", "warmup": 50, "count_jumps": False}}
+_CONSTANT = {"lr-schedule": {"name": "constant", "warmup": 50, "count_jumps": False}}
 TASKS: dict[str, dict[str, Any]] = {
-    "byte-gpt, linear": {**_GPT, "schedule": _LINEAR},
-    "byte-gpt, constant": {**_GPT, "schedule": {"name": "constant", "warmup_steps": 50}},
+    "byte-gpt, linear": {**_GPT, "plugins": _LINEAR},
+    "byte-gpt, constant": {**_GPT, "plugins": _CONSTANT},
     "digits-cnn, linear": {
         "model": {"name": "builtin:digits-cnn", "options": {"channels": 8}},
         "data": {"name": "builtin:digits"},
-        "schedule": _LINEAR,
+        "plugins": _LINEAR,
     },
 }
 """Configurations by name, without a seed."""

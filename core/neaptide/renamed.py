@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 @cache
-def names(kind: str) -> dict[str, str]:
-    """Return a dict from old names to new names; `kind` is `"modules"` or `"attributes"`."""
+def names(kind: str) -> dict[str, Any]:
+    """Return a dict from old names to new ones: `modules`, `attributes` or config `sections`."""
     import tomllib  # noqa: PLC0415 - the command line starts without it
 
     text = Path(__file__).with_name("renamed.toml").read_text(encoding="utf-8")
-    table: dict[str, str] = tomllib.loads(text)[kind]
+    table: dict[str, Any] = tomllib.loads(text)[kind]
     return table
 
 

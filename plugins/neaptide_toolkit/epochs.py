@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from neaptide.config import RunConfig
 from neaptide.errors import ConfigError
 from neaptide.run import assembly
+
+from .advice import check_one_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from neaptide.config import RunConfig
     from neaptide.plugin import PluginSpec
 
 
@@ -38,12 +40,7 @@ def in_updates(
     train = config.train
     if train.epochs is None:
         return config
-    if train.steps != RunConfig().train.steps:
-        msg = (
-            f"train.steps = {train.steps} says how long to train, too; set one of both "
-            f"(got {train.epochs}) @ train.epochs"
-        )
-        raise ConfigError(msg)
+    check_one_length(config)
     if own_loop:
         msg = (
             f"epochs are passes over the data that [data] names; for your own data set train.steps "

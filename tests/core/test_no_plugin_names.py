@@ -78,7 +78,7 @@ def test_the_core_names_no_plugin() -> None:
 def test_a_name_that_is_added_is_found(tmp_path: Path, line: str, found: int) -> None:
     copy = tmp_path / "loop"
     shutil.copytree(CORE / "loop", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    path = copy / "schedule.py"
+    path = copy / "update.py"
     text = path.read_text(encoding="utf-8")
     path.write_text(f"{text}\n\n{line}\n", encoding="utf-8")
     assert found == len(named(copy))

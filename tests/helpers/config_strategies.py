@@ -20,7 +20,6 @@ from neaptide.config.schema import (
     PhasesSection,
     PredictSection,
     RunSection,
-    ScheduleSection,
     TrainSection,
     WarmupSection,
 )
@@ -100,11 +99,6 @@ configs = st.builds(
         grad_norm=st.booleans(),
     ),
     optimizer=st.builds(OptimizerSection, name=text, lr=positive, options=tables),
-    schedule=st.builds(
-        ScheduleSection,
-        name=st.sampled_from(["constant", "linear", "cosine"]),
-        warmup_steps=counts,
-    ),
     eval=st.builds(EvalSection, every=counts, batches=counts),
     phases=st.builds(
         PhasesSection,

@@ -36,7 +36,6 @@ def config(directory: Path) -> dict[str, Any]:
     return {
         "run": {"dir": str(directory), "checkpoint_every": 2, "keep": 0, "log_every": 2},
         "train": {"steps": STEPS, "clip_norm": 1.0},
-        "schedule": {"name": "cosine", "warmup_steps": 2},
         "phases": {
             "warmup": {"steps": 1},
             "full": {"steps": 5},
@@ -47,6 +46,7 @@ def config(directory: Path) -> dict[str, Any]:
             "divergence-monitor": {},
             "ema": {"decay": 0.9},
             "gradient-accumulation": {"steps": 2, "across_steps": True},
+            "lr-schedule": {"name": "cosine", "warmup": 2},
             "predictor-drift": {"min_window": 4, "sample_every": 1},
             "profiler": {},
         },

@@ -41,7 +41,7 @@ def config(**train: Any) -> dict[str, Any]:
         "model": {"name": f"{KINDS}:deep", "options": {"layers": 1, "width": 8}},
         "data": {"name": f"{KINDS}:sequences", "options": {"length": 2, "width": 8}},
         "train": {"device": "cpu", **train},
-        "schedule": {"name": "linear"},
+        "plugins": {"lr-schedule": {"name": "linear"}},
     }
 
 

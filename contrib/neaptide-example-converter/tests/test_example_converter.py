@@ -32,7 +32,7 @@ CONFIG = {
     "seed": 42,
     "train": {"steps": 300, "batch_size": 32, "clip_norm": 1.0},
     "optimizer": {"lr": 5e-05},
-    "schedule": {"name": "cosine", "warmup_steps": 20},
+    "plugins": {"lr-schedule": {"name": "cosine", "warmup": 20}},
 }
 
 
@@ -70,8 +70,12 @@ def test_what_has_a_counterpart_is_carried_and_the_rest_is_told(convert: Any) ->
     [
         ({"max_steps": -1}, "train", {"batch_size": 32, "clip_norm": 1.0}),
         ({"max_grad_norm": 0}, "train", {"steps": 300, "batch_size": 32}),
-        ({"lr_scheduler_type": "constant"}, "schedule", {"name": "constant", "warmup_steps": 0}),
-        ({"lr_scheduler_type": "polynomial"}, "schedule", None),
+        (
+            {"lr_scheduler_type": "constant"},
+            "plugins",
+            {"lr-schedule": {"name": "constant", "warmup": 0}},
+        ),
+        ({"lr_scheduler_type": "polynomial"}, "plugins", None),
     ],
     ids=str,
 )

@@ -32,6 +32,7 @@ from neaptide.config.values import (
     too_deep,
 )
 from neaptide.errors import ConfigError
+from neaptide.renamed import names
 from neaptide.text import shorten
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ def structure(
         read = ", ".join(map(str, VERSIONS))
         msg = f"version {shown(version)} is not one this Neaptide reads (it reads {read}) @ version"
         raise ConfigError(msg)
-    problems: list[Problem] = []
-    config = RunConfig()
+    problems = [_moved(name, data[name]) for name in names("sections") if name in data]
+    config, elsewhere = RunConfig(), {"plugins", *names("sections")}
     with gathering(problems):
-        config = structure_as({k: v for k, v in data.items() if k != "plugins"}, RunConfig)
+        config = structure_as({k: v for k, v in data.items() if k not in elsewhere}, RunConfig)
     installed = data.get("plugins_from") == "installed"
     done, found = collect(
         [("plugins", data.get("plugins", {}))],
@@ -125,6 +126,16 @@ def plugin_preset(name: str, table: object, specs: Mapping[str, PluginSpec]) -> 
     preset = table.get("preset") if isinstance(table, Mapping) else None
     known = specs[name].presets if name in specs else {}
     return known.get(preset, {}) if isinstance(preset, str) else {}
+
+
+def _moved(section: str, table: object) -> Problem:
+    """Return the problem of a section that is one no more, with what to write instead."""
+    new = names("sections")[section]
+    given = {**new["defaults"], **(table if isinstance(table, Mapping) else {})}
+    values = {key: shown(one) for key, one in given.items() if isinstance(one, str | int | float)}
+    says = f"write {new['write'].format_map({**new['defaults'], **values})}"
+    instead = "delete it, it sets nothing" if given == new["defaults"] else says
+    return Problem(f"[{section}] is not a section since 0.1: {instead}", (section,))
 
 
 def _line(problem: Problem, origins: Mapping[str, str], ordered: Sequence[str]) -> str:

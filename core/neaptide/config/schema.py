@@ -13,6 +13,7 @@ import attrs
 from attrs.validators import and_, ge, gt, in_, instance_of, le, lt, optional
 
 from neaptide.config.fields import ConfigSection, check_path, field
+from neaptide.renamed import missing_in
 
 if TYPE_CHECKING:
     from neaptide.config.fields import Validator
@@ -180,20 +181,6 @@ class OptimizerSection(ConfigSection):
 
 
 @attrs.frozen(kw_only=True, repr=False)
-class ScheduleSection(ConfigSection):
-    """How the learning rate changes during the run."""
-
-    name: Literal["constant", "linear", "cosine"] = field(
-        "constant",
-        validator=in_(("constant", "linear", "cosine")),
-        help="rate after the warmup: constant, or decay to zero at the last update",
-    )
-    warmup_steps: int = field(
-        0, validator=_at_least(0), help="updates in which the learning rate rises from zero"
-    )
-
-
-@attrs.frozen(kw_only=True, repr=False)
 class EvalSection(ConfigSection):
     """When to evaluate, and on how many batches."""
 
@@ -288,7 +275,6 @@ class RunConfig(ConfigSection):
     data: DataSection = field(DataSection, help="the data to train on")
     train: TrainSection = field(TrainSection, help="length, device and limits")
     optimizer: OptimizerSection = field(OptimizerSection, help="optimizer and learning rate")
-    schedule: ScheduleSection = field(ScheduleSection, help="how the learning rate changes")
     eval: EvalSection = field(EvalSection, help="when and how much to evaluate")
     phases: PhasesSection = field(PhasesSection, help="lengths of the four phases")
     plugins: Mapping[str, Any] = field(
@@ -297,3 +283,7 @@ class RunConfig(ConfigSection):
         help="one table per enabled plugin; plugins run in the order of these tables, except where "
         "a plugin requires another order",
     )
+
+
+if not TYPE_CHECKING:  # for a type checker it would hide missing names
+    __getattr__ = missing_in(__name__)

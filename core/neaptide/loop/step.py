@@ -16,9 +16,8 @@ from neaptide.tensors import token_count
 
 from .guard import undisturbed
 from .predict import attempt, note_jump
-from .schedule import rate_of
 from .state import Accumulation, Pending, late
-from .update import apply_gradients, backward, norm_every, note_skipped
+from .update import apply_gradients, backward, norm_every, note_skipped, rate_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide.hooks.manager import HookManager
 
-    from .schedule import LearningRate
     from .state import TrainState
 
 
@@ -48,7 +46,6 @@ class Loop:
         hooks: HookManager,
         run: Run,
         state: TrainState,
-        learning_rate: LearningRate,
         measure: Callable[[], MemorySample] | None,
         record: Callable[[Pending], None],
         changing: Callable[[Phase | None], None],
@@ -59,7 +56,6 @@ class Loop:
         self.run = run
         self.state = state
         self._config: RunConfig = run.config
-        self._learning_rate = learning_rate
         self._measure = measure
         self._record = record
         self._changing = changing
@@ -162,8 +158,6 @@ class Loop:
 
     def _train(self, *, batch: Any, phase: Phase) -> Trained:
         try:
-            # Set before the backward, because a store may update weights inside the backward.
-            self._learning_rate.set(self.store.optimizer, self.state.step)
             self._accumulate(batch, phase)
             return self._apply_gradients(phase)
         except BaseException:

@@ -37,6 +37,12 @@ def backward(*, loss: torch.Tensor, phase: Phase) -> None:
     torch.autograd.backward(loss)
 
 
+def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """Return `lr` of the first group; None on a device, because reading it would wait."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None or not getattr(rate, "is_cpu", True) else float(rate)
+
+
 def norm_every(train: TrainSection, store: ParameterStore, plugins: Iterable[PluginSpec]) -> int:
     """Return n: the gradient norm of every n-th update is measured.
 

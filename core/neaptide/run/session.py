@@ -11,7 +11,6 @@ from neaptide.api.parameters import ParameterStore
 from neaptide.api.task import Run
 from neaptide.errors import CheckpointError, described
 from neaptide.io.logging import run_logger, said
-from neaptide.loop.schedule import LearningRate
 from neaptide.loop.state import TrainState
 from neaptide.loop.step import Loop
 from neaptide.plugin import sole
@@ -125,11 +124,6 @@ class Session:
             hooks,
             self.run,
             self.state,
-            LearningRate(
-                name=config.schedule.name,
-                warmup_steps=config.schedule.warmup_steps,
-                steps=config.train.steps,
-            ),
             meter and meter.sample,
             self.recorder.trained,
             self.recorder.phase_ends,

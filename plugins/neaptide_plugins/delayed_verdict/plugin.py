@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from neaptide import DECLINED, PACE, PREDICT, ROLLBACK, WARMUP, Outcome, Pace, Plugin, hookimpl
-from neaptide.loop.schedule import LearningRate
+from neaptide_toolkit.predictors.learning_rate import rate_factor
 
 from .config import DelayedVerdictConfig
 from .gain import JUMP_GAIN, JumpGain
@@ -38,14 +38,11 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore, probe: Probe) -> None:
         """Register a callback for weight updates, and publish the first pace."""
-        config, schedule = self.config, run.config.schedule
-        rate = LearningRate(
-            name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
-        )
+        config = self.config
         device = run.device if config.tier == "device" else torch.device("cpu")
         self._run, self._store, self._probe = run, store, probe
         self._kept = TrialWeights(device, getattr(torch, config.state))
-        self._verdicts = Verdicts(config, rate.factor)
+        self._verdicts = Verdicts(config, rate_factor(run.stash))
         self._leave = store.on_update(self._follow)
         run.stash.on_set(ROLLBACK, self._forget)
         self._publish()

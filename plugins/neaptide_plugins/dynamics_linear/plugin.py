@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ROLLBACK, Forecast, Plugin, hookimpl
-from neaptide.loop.schedule import LearningRate
+from neaptide_toolkit.predictors.learning_rate import rate_factor
 
 from .config import DynamicsLinearConfig
 from .forecaster import Forecaster, usable
@@ -32,11 +32,8 @@ class DynamicsLinear(Plugin[DynamicsLinearConfig]):
     @hookimpl
     def on_run_start(self, run: Run) -> None:
         """Create the forecaster, and read how far the guard lets the loss rise in a jump."""
-        schedule = run.config.schedule
-        learning_rate = LearningRate(
-            name=schedule.name, warmup_steps=schedule.warmup_steps, steps=run.config.train.steps
-        )
-        self._forecaster = Forecaster(self.config, learning_rate.factor, run.config.train.steps)
+        factor = rate_factor(run.stash)
+        self._forecaster = Forecaster(self.config, factor, run.config.train.steps)
         self._rise = run.config.phases.predict.rise
         self._log = run.log
         run.stash.on_set(ROLLBACK, self._note_rollback)

@@ -97,5 +97,7 @@ SPEC = PluginSpec(
     config=LrScheduleConfig,
     summary="Schedules of the learning rate: warmup, wsd, floors, and those of torch.",
     claims={"learning-rate"},
+    dry_run={"warmup": 0.0},
+    converts={"deepspeed": "neaptide_plugins.lr_schedule.deepspeed:convert"},
     numerics="changes-training",
 )

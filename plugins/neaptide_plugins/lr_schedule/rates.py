@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ class TorchRates:
         peaks: Sequence[Any],
         last: int,
     ) -> None:
-        self._last = last
+        self.last = last
         self._make: Callable[[], Any] = lambda: make(Carrier(optimizer, peaks))
         self._scheduler: Any = self._make()
         self._made = 0
@@ -106,7 +107,7 @@ class TorchRates:
 
     def after(self, updates: int) -> list[Settings]:
         """Return the settings of the update that follows `updates` updates."""
-        updates = min(updates, self._last)
+        updates = min(updates, self.last)
         if updates < self._made:
             self._scheduler, self._made = self._make(), 0
         for _ in range(updates - self._made):
@@ -118,3 +119,20 @@ class TorchRates:
             {name: group[name] for name in names if name in group}
             for group in self._scheduler.optimizer.param_groups
         ]
+
+
+class Factors:
+    """The first group's rate by updates, relative to `peak`. Each factor is computed once."""
+
+    def __init__(self, rates: TorchRates, peak: float) -> None:
+        self._rates = rates
+        self._peak = peak or 1.0
+        self._known = array("d")
+
+    def after(self, updates: int) -> float:
+        """Return the factor of the update that follows `updates` updates."""
+        updates = min(updates, self._rates.last)
+        while len(self._known) <= updates:
+            (first, *_) = self._rates.after(len(self._known))
+            self._known.append(first["lr"] / self._peak)
+        return self._known[updates]

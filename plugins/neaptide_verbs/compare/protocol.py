@@ -15,6 +15,7 @@ from neaptide.config.tables import at, leaves, nested, overlay
 
 from .multipliers import multiplier_of
 from .runs import STEP, ComparedRun, Comparison, ComparisonSettings
+from .schedule import SCHEDULE, has_shape
 from .sides import BASELINE, CANDIDATE
 from .sweep import DECAY, INIT, LEARNING_RATE, WARMUP, Tuned, tune
 from .trials import Result, trial
@@ -89,6 +90,8 @@ def _with_common(
     other_model = values["model"]["name"] != plain["model"]["name"]
     own = {"optimizer", "model"} if other_model else {"optimizer"}
     for path in leaves(baseline.changes):
+        if path[:2] == ("plugins", SCHEDULE) and not has_shape(values):
+            continue
         if path[0] not in own and _found(values, path) == _found(plain, path):
             values = _laid(values, nested(path, at(baseline.changes, path)))
     return values

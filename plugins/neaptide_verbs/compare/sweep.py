@@ -12,6 +12,8 @@ from neaptide.config.tables import overlay
 from neaptide.hooks.enabling import split_name
 from neaptide.hooks.registry import installed_plugins
 
+from .schedule import other_decays, other_warmups
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -79,14 +81,10 @@ def alternatives(knob: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     There are none if `knob` has no effect.
     """
-    schedule = values["schedule"]
     if knob == WARMUP:
-        now = schedule["warmup_steps"]
-        steps = sorted({now // 2, max(1, 2 * now, values["train"]["steps"] // 20)} - {now})
-        return [{"schedule": {"warmup_steps": count}} for count in steps]
+        return other_warmups(values)
     if knob == DECAY:
-        names = [name for name in ("linear", "cosine") if name != schedule["name"]]
-        return [{"schedule": {"name": name}} for name in names]
+        return other_decays(values)
     if knob == INIT:
         return [
             {"model": {"options": {name: now * factor}}}

@@ -12,6 +12,8 @@ import attrs
 from neaptide.config.tables import overlay
 from neaptide.io.folder import Folder
 
+from .schedule import of_a_share
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -81,8 +83,7 @@ def trial(
     """
     values = overlay(dict(values), dict(changes))
     steps = max(1, round(values["train"]["steps"] * fraction))
-    warmup = round(values["schedule"]["warmup_steps"] * fraction)
-    budget = {"train": {"steps": steps}, "schedule": {"warmup_steps": warmup}}
+    budget = {"train": {"steps": steps}, **of_a_share(values, fraction)}
     named = f"{label} seed {seed} {steps} updates"
     return TrainingTrial(named, overlay(values, {**budget, "seed": seed}))
 

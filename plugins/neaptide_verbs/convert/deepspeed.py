@@ -26,7 +26,9 @@ SIGNS = frozenset(
     }
 )
 """Top-level keys that identify DeepSpeed's configurations, because no other framework has them."""
-_SHAPES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
+_TO_A_PEAK = ("warmuplr", "warmupdecaylr")
+"""Schedulers that set the learning rate themselves; the optimizer's rate is ignored."""
+_OF_A_LENGTH = (*_TO_A_PEAK, "warmupcosinelr")
 _NONE = "no counterpart in this version"
 _NOTES = {
     "train_micro_batch_size_per_gpu": "follows from the batch size and the number of its parts",
@@ -40,7 +42,6 @@ _NOTES = {
     "wandb": "no counterpart; metrics.jsonl is written to the run directory",
     "comet": "no counterpart; metrics.jsonl is written to the run directory",
     "flops_profiler": "no counterpart; operations are not counted",
-    "scheduler": "no counterpart; [schedule] has constant, linear and cosine",
     "optimizer": "no counterpart; [optimizer] takes any class of torch.optim by its name",
     "checkpoint": "checkpoints are always complete and checked by digest",
     "data_types": f"the dtype of accumulation has {_NONE}",
@@ -58,18 +59,16 @@ def convert(source: Source) -> dict[str, Any]:
     """Return the core's sections of a configuration."""
     for path, text in _NOTES.items():
         source.note(path, text)
-    optimizer, schedule, train = _optimizer(source), _schedule(source), _train(source)
-    steps = source.take("scheduler.params.total_num_steps", int) if schedule else None
-    if steps is not None:
-        train["steps"] = steps
-    # A schedule with a warmup sets the learning rate; the optimizer's rate is ignored.
-    if schedule and schedule["name"] != "cosine":
+    optimizer, train = _optimizer(source), _train(source)
+    scheduler = (source.look("scheduler.type", str) or "").lower()
+    if scheduler in _OF_A_LENGTH:
+        train |= _present(steps=source.take("scheduler.params.total_num_steps", int))
+    if scheduler in _TO_A_PEAK:
         optimizer["lr"] = _peak(source, optimizer.get("lr"))
     sections: dict[str, Any] = {
         "run": _present(log_every=source.take("steps_per_print", int)),
         "train": train,
         "optimizer": optimizer,
-        "schedule": schedule,
     }
     return {
         **_present(seed=source.take("seed", int)),
@@ -129,26 +128,6 @@ def _optimizer(source: Source) -> dict[str, Any]:
     source.note("optimizer.params", f"not an option of {name} here")
     lr = source.take("optimizer.params.lr", float)
     return {**_present(name=name, lr=lr), "options": _present(**options)}
-
-
-def _schedule(source: Source) -> dict[str, Any]:
-    kind = source.look("scheduler.type", str)
-    shape = _SHAPES.get((kind or "").lower())
-    if shape is None:
-        return {}
-    source.take("scheduler.type", str)
-    params = "scheduler.params"
-    source.note(params, f"not a setting of the schedule {shape!r}, which begins and ends at zero")
-    steps = source.take(f"{params}.warmup_num_steps", int)
-    if source.look(f"{params}.warmup_type", str) == "linear":
-        source.take(f"{params}.warmup_type", str)
-    elif steps != 0 and shape != "cosine":
-        text = "the warmup is linear here; DeepSpeed's is logarithmic by default"
-        source.note("scheduler.type", text)
-    for start in ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio"):
-        if source.look(f"{params}.{start}", float) == 0:
-            source.take(f"{params}.{start}", float)
-    return {"name": shape, "warmup_steps": 1000 if steps is None else steps}
 
 
 def _peak(source: Source, lr: float | None) -> float:

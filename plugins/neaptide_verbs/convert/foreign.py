@@ -74,8 +74,7 @@ def translate(
     converted = converter.convert(source)
     if not isinstance(converted, dict):
         raise _unusable(known[framework], f"it did not return a table but {got(converted)}")
-    table = {"version": 1, **converted}
-    plugins = {
+    plugins = dict(converted.get("plugins", {})) | {
         name: values
         for name, spec in specs.items()
         if framework in spec.converts
@@ -83,7 +82,8 @@ def translate(
     }
     if source.problems:
         raise ConfigError(*map(str, dict.fromkeys(source.problems)))
-    return Translation({**table, **({"plugins": plugins} if plugins else {})}, _remarks(source))
+    table = {"version": 1, **converted, **({"plugins": plugins} if plugins else {})}
+    return Translation(table, _remarks(source))
 
 
 def framework_of(settings: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ GIVE = "error: give a configuration file or --preset NAME (see neaptide presets 
 
 def test_check_names_the_plugins_in_order(neaptide: Any) -> None:
     done = neaptide("config", "check", "--preset", "tiny-cpu")
-    order = "predictor-drift -> builtin-models -> builtin-data"
+    order = "lr-schedule -> predictor-drift -> builtin-models -> builtin-data"
     assert (0, f"ok: 60 updates, plugins in order: {order}\n", "") == (
         done.code,
         done.out,
@@ -122,13 +122,6 @@ def test_two_settings_that_are_refused_together_are_not_blamed_alone(neaptide: A
             ),
         ),
         (
-            ("schedule.warmup_steps=50",),
-            (
-                "the learning rate never reaches optimizer.lr: it rises for 50 updates "
-                "(train.steps = 24) @ schedule.warmup_steps"
-            ),
-        ),
-        (
             ("model.name=",),
             "`neaptide run` needs model.name; HybridTrainer takes the model from your code",
         ),
@@ -142,6 +135,39 @@ def test_check_warns_of_what_has_no_effect_or_is_missing(
     assert [warning] == [one.getMessage() for one in caplog.records]
     done = neaptide("config", "check", "tiny.toml", *sets, "--json")
     assert [warning] == json.loads(done.out)["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            ("plugins.lr-schedule.warmup=50",),
+            (
+                "a warmup of 50 updates do not fit into train.steps = 24 (got 50) "
+                "@ plugins.lr-schedule.warmup"
+            ),
+        ),
+        (
+            ("train.epochs=3",),
+            "train.steps = 24 says how long to train, too; set one of both (got 3) @ train.epochs",
+        ),
+        (
+            ("schedule.name=linear", "schedule.warmup_steps=5"),
+            (
+                "[schedule] is not a section since 0.1: write [plugins.lr-schedule] with "
+                'name = "linear", warmup = 5, count_jumps = false @ schedule (from --set)'
+            ),
+        ),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_check_and_run_refuse_in_the_same_line(
+    neaptide: Any, settings: tuple[str, ...], line: str
+) -> None:
+    sets = [argument for each in settings for argument in ("--set", each)]
+    for verb in (("config", "check"), ("run",)):
+        done = neaptide(*verb, "tiny.toml", *sets)
+        assert (2, "", f"error: {line}\n") == (done.code, done.out, done.err)
 
 
 @pytest.mark.parametrize(

@@ -85,15 +85,15 @@ def test_an_empty_table_is_the_defaults(specs: dict[str, PluginSpec]) -> None:
             "null is not allowed; leave the key out for its default @ optimizer.lr",
         ),
         (
-            {"schedule": {"name": "cosin"}},
+            {"run": {"log": "jsn"}},
             (
-                'expected one of "constant", "linear", "cosine" (got "cosin", a string)'
-                " (did you mean 'cosine'?) @ schedule.name"
+                'expected one of "console", "json" (got "jsn", a string) (did you mean \'json\'?)'
+                " @ run.log"
             ),
         ),
         (
-            {"schedule": {"name": 1}},
-            'expected one of "constant", "linear", "cosine" (got 1, an integer) @ schedule.name',
+            {"run": {"log": 1}},
+            'expected one of "console", "json" (got 1, an integer) @ run.log',
         ),
         ({"run": {"dir": 3}}, "expected a string (got 3, an integer) @ run.dir"),
         (
@@ -125,7 +125,7 @@ def test_an_empty_table_is_the_defaults(specs: dict[str, PluginSpec]) -> None:
             {"preset": "tiny-cpu"},
             (
                 "unknown key 'preset' (known: version, seed, plugins_from, run, model, data, train,"
-                " optimizer, schedule, eval, phases, plugins) @ preset"
+                " optimizer, eval, phases, plugins) @ preset"
             ),
         ),
         (
@@ -185,6 +185,34 @@ def test_a_problem_is_one_line_with_the_value_the_path_and_the_way_out(
     data: Any, line: str, specs: dict[str, PluginSpec]
 ) -> None:
     assert problems(data, specs) == [line]
+
+
+@pytest.mark.parametrize(
+    ("section", "instead"),
+    [
+        (
+            {"name": "linear", "warmup_steps": 40},
+            'write [plugins.lr-schedule] with name = "linear", warmup = 40, count_jumps = false',
+        ),
+        (
+            {"warmup_steps": 3},
+            'write [plugins.lr-schedule] with name = "constant", warmup = 3, count_jumps = false',
+        ),
+        (
+            {"name": "cosine", "wramup": 3},
+            'write [plugins.lr-schedule] with name = "cosine", warmup = 0, count_jumps = false',
+        ),
+        ({"name": "constant", "warmup_steps": 0}, "delete it, it sets nothing"),
+        ({}, "delete it, it sets nothing"),
+        (None, "delete it, it sets nothing"),
+    ],
+    ids=str,
+)
+def test_a_section_of_old_names_the_lines_that_stand_for_it(
+    section: Any, instead: str, specs: dict[str, PluginSpec]
+) -> None:
+    lines = problems({"train": {"steps": 5}, "schedule": section}, specs)
+    assert [f"[schedule] is not a section since 0.1: {instead} @ schedule"] == lines
 
 
 def test_all_problems_are_reported_at_once(specs: dict[str, PluginSpec]) -> None:

@@ -16,7 +16,15 @@ class DriftConfig:
     min_window: int = 200
 
 
+@attrs.frozen(kw_only=True)
+class ScheduleConfig:
+    name: str = "cosine"
+    warmup: float = 0.0
+    count_jumps: bool = True
+
+
 DRIFT = PluginSpec(name="predictor-drift", load="strangers:Drift", config=DriftConfig)
+SCHEDULE = PluginSpec(name="lr-schedule", load="strangers:Schedule", config=ScheduleConfig)
 
 
 def test_presets_are_listed() -> None:
@@ -39,7 +47,7 @@ def test_presets_say_their_version(name: str) -> None:
 
 
 def test_the_smallest_preset_runs_all_four_phases() -> None:
-    config = load(preset="tiny-cpu", specs={DRIFT.name: DRIFT}).config
+    config = load(preset="tiny-cpu", specs={one.name: one for one in (DRIFT, SCHEDULE)}).config
     assert isinstance(config, RunConfig)
     phases = config.phases
     lengths = (phases.warmup.steps, phases.full.steps, phases.correct.steps)

@@ -27,7 +27,6 @@ def run(
         "data": {"name": "builtin:digits"},
         "train": {"steps": 160, "batch_size": 64, "clip_norm": 1.0},
         "optimizer": {"lr": 3e-3},
-        "schedule": {"name": "linear", "warmup_steps": 10},
         "eval": {"every": 0, "batches": 100},
         "phases": {
             "warmup": {"steps": 20},
@@ -35,7 +34,10 @@ def run(
             "predict": {"max_horizon": 20, **predict},
             "correct": {"steps": 5},
         },
-        "plugins": {"lying-predictor": {"lie": lie, "size": size}} if lie else {},
+        "plugins": {
+            "lr-schedule": {"name": "linear", "warmup": 10, "count_jumps": False},
+            **({"lying-predictor": {"lie": lie, "size": size}} if lie else {}),
+        },
     }
     jumps: list[Any] = []
     with HybridTrainer.from_config(config, plugins=[LYING_PREDICTOR] if lie else []) as trainer:

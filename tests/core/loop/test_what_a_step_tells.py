@@ -51,7 +51,7 @@ def test_a_result_has_tokens_and_the_rate_of_its_update() -> None:
         model,
         torch.optim.SGD(model.parameters(), lr=0.5),
         loss_fn=lambda model, batch: model(batch["input_ids"]).square().mean(),
-        config={"schedule": {"warmup_steps": 1}},
+        config={"plugins": {"lr-schedule": {"warmup": 1}}},
     )
     with trainer:
         results = [trainer.step({"input_ids": ids}) for ids in (IDS, IDS[0])]
@@ -67,7 +67,7 @@ def test_a_rate_that_is_no_number_is_read_only_on_the_host(rate: Any, told: floa
         result = trainer.step(batches[0])
         assert 0.01 == result.lr
         trainer.optimizer.param_groups[0]["lr"] = rate
-        from neaptide.loop.schedule import rate_of
+        from neaptide.loop.update import rate_of
 
         assert told == rate_of(trainer.optimizer)
 

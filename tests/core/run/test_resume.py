@@ -44,8 +44,7 @@ def config(
     table: dict[str, Any] = {
         "phases": ALL_PHASES,
         "train": {"steps": steps, "clip_norm": 1.0},
-        "schedule": {"name": "cosine", "warmup_steps": 3},
-        "plugins": {"ema": {"decay": 0.9}, "predictor-drift": DRIFT},
+        "plugins": {"ema": {"decay": 0.9}, "predictor-drift": DRIFT, "lr-schedule": {"warmup": 3}},
         **more,
     }
     if directory is not None:
@@ -420,11 +419,13 @@ def test_the_config_may_name_the_number_of_threads(saved: Path) -> None:
 
 
 def test_another_config_is_refused_with_the_keys(saved: Path) -> None:
-    trainer, _ = trainer_for(steps=99, schedule={"name": "linear"})
+    changed = config(steps=99)
+    changed["plugins"]["lr-schedule"] = {"name": "linear"}
+    trainer, _ = tiny_trainer(changed)
     assert (
-        "the checkpoint was saved under another config: schedule.name (saved 'cosine', now "
-        "'linear'); schedule.warmup_steps (saved 3, now 0); train.steps (saved 25, now 99), or "
-        "allow it with --allow-changes (allow_changes=True)"
+        "the checkpoint was saved under another config: plugins.lr-schedule.name (saved 'cosine', "
+        "now 'linear'); plugins.lr-schedule.warmup (saved 3.0, now 0.0); train.steps (saved 25, "
+        "now 99), or allow it with --allow-changes (allow_changes=True)"
     ) == refused(trainer, saved)
 
 

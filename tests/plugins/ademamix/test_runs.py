@@ -108,7 +108,7 @@ def test_what_is_exact_is_exact_beside_it(streaming: dict[str, Any]) -> None:
         {"plugins": {"mixed-precision": {"full": "bf16", "correct": "fp16"}}},
         {"plugins": {"gradient-accumulation": {"steps": 3}}},
         {"train": {"clip_norm": 0.5}},
-        {"schedule": {"name": "cosine", "warmup_steps": 3}},
+        {"plugins": {"lr-schedule": {"name": "cosine", "warmup": 3}}},
     ],
     ids=str,
 )

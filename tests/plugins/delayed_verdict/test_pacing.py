@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.delayed_verdict.config import DelayedVerdictConfig
 from neaptide_plugins.delayed_verdict.pacing import (
     REGIMES,
@@ -13,6 +12,7 @@ from neaptide_plugins.delayed_verdict.pacing import (
     regime_of,
     verdict_of,
 )
+from neaptide_plugins.lr_schedule.curve import Curve
 
 CONFIG = DelayedVerdictConfig(pause=100)
 VERDICTS = st.lists(st.sampled_from(sorted(JumpVerdict, key=lambda each: each.value)), max_size=30)
@@ -97,6 +97,6 @@ def test_a_regime_is_a_third_of_the_rate(factor: float, expected: str) -> None:
 
 
 def test_a_linear_schedule_passes_the_regimes_in_order() -> None:
-    factor = LearningRate(name="linear", warmup_steps=0, steps=90).factor
+    factor = Curve(name="linear", steps=90).factor
     passed = [regime_of(factor(update)) for update in range(90)]
     assert list(REGIMES) == list(dict.fromkeys(passed))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.dynamics_linear.curve import STIFFNESS, LossCurve, LossLevel, learning
+from neaptide_plugins.lr_schedule.curve import Curve
 
 LOSSES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40)
 
@@ -45,6 +45,6 @@ def test_a_level_is_the_exponential_average(losses: list[float], decay: float) -
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("done", "ahead"), [(60, 200), (700, 50), (980, 200), (3, 5), (9, 0)])
 def test_learning_is_the_sum_of_the_schedule(name: str, done: int, ahead: int) -> None:
-    factor = LearningRate(name=name, warmup_steps=20, steps=1000).factor  # type: ignore[arg-type]  # a literal
+    factor = Curve(name=name, steps=1000, warmup=20).factor  # type: ignore[arg-type]  # a literal
     exact = sum(factor(update) for update in range(done, done + ahead))
     assert pytest.approx(exact, rel=0.03, abs=0.05) == learning(factor, done, ahead)

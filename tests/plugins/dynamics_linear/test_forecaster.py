@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
 from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+from neaptide_plugins.lr_schedule.curve import Curve
 
 STEPS = 600
-FACTOR = LearningRate(name="linear", warmup_steps=20, steps=STEPS).factor
+FACTOR = Curve(name="linear", steps=STEPS, warmup=20).factor
 
 
 def forecaster(**given_settings: Any) -> Forecaster:

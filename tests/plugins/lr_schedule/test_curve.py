@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from neaptide.loop.schedule import LearningRate
 from neaptide_plugins.lr_schedule.config import LrScheduleConfig
 from neaptide_plugins.lr_schedule.curve import Curve, updates_of
-from neaptide_plugins.lr_schedule.plugin import curve_of
+from neaptide_plugins.lr_schedule.lengths import curve_of
 
 
 @st.composite
@@ -54,14 +54,34 @@ def test_wsd_stays_at_the_peak_until_its_decay(curve: Curve) -> None:
         assert all(curve.factor(curve.steps - left) < 1.0 for left in range(curve.decay))
 
 
-@given(curves("constant", "linear", "cosine"), st.integers(0, 400))
-def test_without_a_floor_it_is_the_schedule_of_the_core_bit_for_bit(
-    curve: Curve, updates: int
-) -> None:
-    name: Any = curve.name
-    core = LearningRate(name=name, warmup_steps=curve.warmup, steps=curve.steps)
-    without = Curve(name=name, steps=curve.steps, warmup=curve.warmup)
-    assert core.factor(updates) == without.factor(updates)
+@pytest.mark.parametrize(
+    ("curve", "factors"),
+    [
+        (
+            Curve(name="linear", steps=7, warmup=3),
+            [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0],
+        ),
+        (Curve(name="linear", steps=3), [1.0, 1.0 - 1 / 3, 1.0 - 2 / 3, 0.0]),
+        (Curve(name="constant", steps=5, warmup=1), [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        (
+            Curve(name="cosine", steps=6, warmup=2),
+            [
+                1 / 3,
+                2 / 3,
+                1.0,
+                0.5 * (1.0 - math.cos(math.pi * 0.75)),
+                0.5 * (1.0 - math.cos(math.pi * 0.5)),
+                0.5 * (1.0 - math.cos(math.pi * 0.25)),
+                0.0,
+            ],
+        ),
+        (Curve(name="linear", steps=4, floor=0.5), [1.0, 0.875, 0.75, 0.625, 0.5, 0.5]),
+    ],
+    ids=str,
+)
+def test_the_factors_are_those_written_by_hand(curve: Curve, factors: list[float]) -> None:
+    assert factors == [curve.factor(update) for update in range(len(factors))]
+    assert factors[-1] == curve.factor(10_000)
 
 
 @given(curves("constant", "linear", "cosine", "wsd"))

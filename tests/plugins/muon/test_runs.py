@@ -156,7 +156,7 @@ def test_streamed_it_is_the_same_up_to_rounding() -> None:
         {"plugins": {"gradient-accumulation": {"steps": 3}}},
         {"plugins": {"predictor-drift": {"min_window": 4, "sample_every": 1}}},
         {"train": {"clip_norm": 0.5}},
-        {"schedule": {"name": "cosine", "warmup_steps": 3}},
+        {"plugins": {"lr-schedule": {"name": "cosine", "warmup": 3}}},
     ],
     ids=str,
 )

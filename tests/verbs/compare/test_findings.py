@@ -222,5 +222,5 @@ def test_times_with_other_threads_are_not_compared() -> None:
 
 
 def test_what_was_chosen_is_told_as_settings() -> None:
-    found = compared(worth(1.2), chosen={"optimizer": {"lr": 0.01}, "schedule": {"name": "cosine"}})
-    assert "baseline: tuned to optimizer.lr = 0.01, schedule.name = 'cosine'\n" in summary(found)
+    found = compared(worth(1.2), chosen={"optimizer": {"lr": 0.01}, "eval": {"every": 3}})
+    assert "baseline: tuned to optimizer.lr = 0.01, eval.every = 3\n" in summary(found)

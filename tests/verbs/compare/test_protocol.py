@@ -23,7 +23,7 @@ TASK = {
     "model": {"name": "builtin:mlp"},
     "data": {"name": "builtin:digits"},
     "train": {"steps": 1000},
-    "schedule": {"name": "linear", "warmup_steps": 50},
+    "plugins": {"lr-schedule": {"name": "linear", "warmup": 50}},
 }
 
 
@@ -31,10 +31,10 @@ def cosine_is_better(trials: Sequence[TrainingTrial]) -> list[Result]:
     """Return losses by which the cosine and twice the rate and the warmup are best."""
     results = []
     for trial in trials:
-        schedule, steps = trial.values["schedule"], trial.values["train"]["steps"]
+        schedule, steps = trial.values["plugins"]["lr-schedule"], trial.values["train"]["steps"]
         loss = 1.0 - 0.1 * (schedule["name"] == "cosine") - 0.05 * (steps / 1000)
         loss += abs(trial.values["optimizer"]["lr"] - 2e-3) + abs(
-            schedule["warmup_steps"] / steps - 0.1
+            schedule.get("warmup", 100) / steps - 0.1
         )
         results.append(Result(loss, None, steps, 1.0, 0, 0, 0, 0.0, "", 1))
     return results
@@ -45,20 +45,27 @@ def chosen(**candidate: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     plain = unstructure(configured({**TASK, "optimizer": {"lr": 1e-3}})[0])
     sides = (Side("baseline", plain), Side("candidate", overlay(plain, candidate)))
     found = compare(sides, ComparisonSettings(seeds=(1,)), cosine_is_better)
-    return tuple(dict(side.values["schedule"]) for side in found.sides)  # type: ignore[return-value]
+    return tuple(dict(side.values["plugins"]["lr-schedule"]) for side in found.sides)  # type: ignore[return-value]
 
 
 def test_what_the_baselines_tuning_chose_is_common() -> None:
     baseline, candidate = chosen()
     assert baseline == candidate
     assert "cosine" == baseline["name"]
-    assert 50 != baseline["warmup_steps"]
+    assert 50 != baseline["warmup"]
 
 
 def test_what_a_side_sets_otherwise_is_what_is_compared() -> None:
-    baseline, candidate = chosen(schedule={"name": "constant"})
+    baseline, candidate = chosen(plugins={"lr-schedule": {"name": "constant"}})
     assert ("cosine", "constant") == (baseline["name"], candidate["name"])
-    assert baseline["warmup_steps"] == candidate["warmup_steps"]
+    assert baseline["warmup"] == candidate["warmup"]
+
+
+def test_a_scheduler_of_torch_keeps_its_options() -> None:
+    own = {"name": "StepLR", "warmup": 0.0, "options": {"step_size": 5}}
+    baseline, candidate = chosen(plugins={"lr-schedule": own})
+    assert "cosine" == baseline["name"]
+    assert own == {key: candidate[key] for key in own}
 
 
 def test_another_model_has_options_of_its_own() -> None:

@@ -30,7 +30,7 @@ def test_the_baseline_is_the_same_without_its_predictor() -> None:
     assert ("baseline", "candidate") == (baseline.name, candidate.name)
     assert {"predictor-drift"} == names(candidate) - names(baseline)
     assert (False, True) == (baseline.predicts, candidate.predicts)
-    for section in ("model", "data", "train", "optimizer", "schedule", "phases"):
+    for section in ("model", "data", "train", "optimizer", "phases"):
         assert baseline.values[section] == candidate.values[section]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from neaptide.config.tables import overlay
+from neaptide_plugins.lr_schedule.config import LrScheduleConfig
 from neaptide_verbs.compare.protocol import KNOBS
 from neaptide_verbs.compare.sweep import DECAY, INIT, LEARNING_RATE, WARMUP, alternatives, tune
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 VALUES: dict[str, Any] = {
     "model": {"name": "builtin:mlp", "options": {"width": 8}},
     "optimizer": {"name": "adamw", "lr": 1e-3},
-    "schedule": {"name": "linear", "warmup_steps": 10},
     "train": {"steps": 400},
+    "plugins": {"lr-schedule": {"name": "linear", "warmup": 10}},
 }
 
 
@@ -61,8 +62,8 @@ def test_a_rate_at_which_everything_diverges_is_left_downwards() -> None:
 
 def test_each_knob_is_tried_at_the_best_of_those_before() -> None:
     def loss(values: Mapping[str, Any]) -> float:
-        cosine = values["schedule"]["name"] == "cosine"
-        steps = values["schedule"]["warmup_steps"]
+        cosine = values["plugins"]["lr-schedule"]["name"] == "cosine"
+        steps = values["plugins"]["lr-schedule"]["warmup"]
         init = values["model"]["options"].get("init_scale", 1.0)
         return abs(steps - 20) + abs(init - 0.5) + far_from(2e-3)(values) - cosine
 
@@ -72,7 +73,7 @@ def test_each_knob_is_tried_at_the_best_of_those_before() -> None:
     expected = {
         "optimizer": {"lr": 2e-3},
         "model": {"options": {"init_scale": 0.5}},
-        "schedule": {"warmup_steps": 20, "name": "cosine"},
+        "plugins": {"lr-schedule": {"warmup": 20, "name": "cosine"}},
     }
     assert expected == found.changes
     asked = [option for options in ask.rounds for option in options]
@@ -81,11 +82,13 @@ def test_each_knob_is_tried_at_the_best_of_those_before() -> None:
 
 def test_the_rate_is_tuned_again_where_another_knob_changed() -> None:
     def loss(values: Mapping[str, Any]) -> float:
-        cosine = values["schedule"]["name"] == "cosine"  # and a quarter of the rate with it
+        schedule = values["plugins"]["lr-schedule"]
+        cosine = schedule["name"] == "cosine"  # and a quarter of the rate with it
         return far_from(5e-4 if cosine else 2e-3)(values) - 2 * cosine
 
     found = tune(VALUES, [LEARNING_RATE, DECAY], Asked(loss))
-    assert {"optimizer": {"lr": 5e-4}, "schedule": {"name": "cosine"}} == found.changes
+    chosen = {"plugins": {"lr-schedule": {"name": "cosine"}}}
+    assert {"optimizer": {"lr": 5e-4}, **chosen} == found.changes
 
 
 @pytest.fixture
@@ -113,10 +116,36 @@ def test_a_knob_without_a_say_is_not_swept(factories: str) -> None:
     assert (LEARNING_RATE,) == tune(values, [LEARNING_RATE, INIT], Asked(far_from(1e-3))).swept
 
 
+def of_schedules(knob: str, **schedule: Any) -> list[dict[str, Any]]:
+    """Return what is tried of a schedule, without the names of its tables."""
+    plugins = {"lr-schedule": schedule} if schedule else {}
+    found = alternatives(knob, {**VALUES, "plugins": plugins})
+    return [option["plugins"]["lr-schedule"] for option in found]
+
+
 def test_what_is_tried_of_a_schedule() -> None:
-    assert [{"schedule": {"warmup_steps": n}} for n in (5, 20)] == alternatives(WARMUP, VALUES)
-    assert [{"schedule": {"name": "cosine"}}] == alternatives(DECAY, VALUES)
-    constant = overlay(VALUES, {"schedule": {"name": "constant", "warmup_steps": 0}})
-    assert [{"schedule": {"warmup_steps": 20}}] == alternatives(WARMUP, constant)
-    both = [{"schedule": {"name": "linear"}}, {"schedule": {"name": "cosine"}}]
-    assert both == alternatives(DECAY, constant)
+    linear = {"name": "linear", "warmup": 10}
+    assert [{"warmup": 5}, {"warmup": 20}] == of_schedules(WARMUP, **linear)
+    assert [{"name": "cosine"}] == of_schedules(DECAY, **linear)
+    assert [{"warmup": 20}, {"warmup": 80}] == of_schedules(WARMUP, name="cosine", warmup=0.1)
+    assert [{"warmup": 150}, {"warmup": 400}] == of_schedules(WARMUP, name="cosine", warmup=300)
+
+
+def test_a_run_without_a_schedule_is_tried_with_one() -> None:
+    counted = {"count_jumps": False}
+    assert [{"name": "constant", "warmup": 20, **counted}] == of_schedules(WARMUP)
+    decays = [{"name": name, "warmup": 0, **counted} for name in ("linear", "cosine")]
+    assert decays == of_schedules(DECAY)
+
+
+def test_wsd_keeps_room_for_its_decay_and_is_left_without_it() -> None:
+    wsd = {"name": "wsd", "warmup": 160, "decay": 0.25}
+    assert [{"warmup": 80}, {"warmup": 300}] == of_schedules(WARMUP, **wsd)
+    left = [{"name": name, "decay": None} for name in ("linear", "cosine")]
+    assert left == of_schedules(DECAY, **wsd)
+    for option in of_schedules(DECAY, **wsd) + of_schedules(WARMUP, **wsd):
+        LrScheduleConfig(**{**wsd, **option})
+
+
+def test_a_class_of_torch_is_not_tuned() -> None:
+    assert [] == of_schedules(WARMUP, name="StepLR") == of_schedules(DECAY, name="StepLR")

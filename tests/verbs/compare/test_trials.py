@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VALUES: dict[str, Any] = {
     "seed": 0,
     "train": {"steps": 1000},
-    "schedule": {"name": "linear", "warmup_steps": 100},
+    "plugins": {"lr-schedule": {"name": "linear", "warmup": 100}},
     "optimizer": {"lr": 1e-3},
 }
 RESULT = Result(1.5, 1.4, 1000, 12.5, 3, 1, 60, 0.5, "abc", 1)
@@ -29,7 +29,13 @@ def test_the_schedule_ends_with_the_budget(seed: int, fraction: float) -> None:
     found = trial("x", VALUES, seed, fraction, {"optimizer": {"lr": 2e-3}}).values
     assert (seed, {"lr": 2e-3}) == (found["seed"], found["optimizer"])
     assert max(1, round(1000 * fraction)) == found["train"]["steps"]
-    assert round(100 * fraction) == found["schedule"]["warmup_steps"]
+    assert round(100 * fraction) == found["plugins"]["lr-schedule"]["warmup"]
+
+
+@pytest.mark.parametrize("schedule", [{"lr-schedule": {"name": "linear", "warmup": 0.1}}, {}])
+def test_a_share_of_the_run_stays(schedule: dict[str, Any]) -> None:
+    found = trial("x", {**VALUES, "plugins": schedule}, 0, 0.5, {}).values
+    assert schedule == found["plugins"]
 
 
 def test_the_key_is_of_the_settings_not_of_the_label() -> None:

@@ -76,10 +76,10 @@ def test_a_whole_configuration() -> None:
             "lr": 3e-5,
             "options": {"betas": [0.9, 0.95], "eps": 1e-8},
         },
-        "schedule": {"name": "linear", "warmup_steps": 500},
         "plugins": {
             "activation-checkpointing": {},
             "gradient-accumulation": {"steps": 4},
+            "lr-schedule": {"name": "linear", "warmup": 500},
             "mixed-precision": {"dtype": "bf16"},
         },
     } == table_of(HUGGING_FACE)
@@ -111,9 +111,8 @@ def test_all_else_is_remarked_on() -> None:
 def test_it_is_a_configuration() -> None:
     config, ordered = configured(table_of(HUGGING_FACE))
     assert 32 == config.train.batch_size
-    assert {"activation-checkpointing", "gradient-accumulation", "mixed-precision"} == {
-        spec.name for spec in ordered
-    }
+    plugins = {"activation-checkpointing", "gradient-accumulation", "lr-schedule"}
+    assert plugins | {"mixed-precision"} == {spec.name for spec in ordered}
 
 
 @pytest.mark.parametrize(
@@ -148,8 +147,8 @@ def test_it_is_a_configuration() -> None:
         ({"optimizer": {"type": "Lamb", "params": {"lr": 0.1}}}, "optimizer", None),
         (
             {"scheduler": {"type": "WarmupLR", "params": {}}},
-            "schedule",
-            {"name": "constant", "warmup_steps": 1000},
+            "plugins",
+            {"lr-schedule": {"name": "constant", "warmup": 1000}},
         ),
         ({"scheduler": {"type": "WarmupLR", "params": {}}}, "optimizer", {"lr": 1e-3}),
         (
@@ -160,7 +159,7 @@ def test_it_is_a_configuration() -> None:
             "optimizer",
             {"name": "adamw", "lr": 0.2, "options": {"weight_decay": 0.1}},
         ),
-        ({"scheduler": {"type": "OneCycle", "params": {"a": 1}}}, "schedule", None),
+        ({"scheduler": {"type": "OneCycle", "params": {"a": 1}}}, "plugins", None),
         ({"activation_checkpointing": {}}, "plugins", None),
         (
             {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 50}},
@@ -191,7 +190,7 @@ def test_a_section(settings: dict[str, Any], section: str, expected: Any) -> Non
     ("settings", "key", "carried", "words"),
     [
         ({"optimizer": {"type": "Lamb", "params": {}}}, "optimizer.type", False, "torch.optim"),
-        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type", False, "[schedule] has"),
+        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type", False, "[plugins.lr-schedule]"),
         ({"scheduler": {"type": "WarmupLR"}}, "scheduler.type", True, "logarithmic"),
         (
             {

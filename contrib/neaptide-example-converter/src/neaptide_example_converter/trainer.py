@@ -30,7 +30,7 @@ def convert(source: Source) -> dict[str, Any]:
     sections = {
         "train": _train(source),
         "optimizer": _present(lr=source.take("learning_rate", float)),
-        "schedule": _schedule(source),
+        "plugins": _plugins(source),
     }
     kept = {name: section for name, section in sections.items() if section}
     return {**_present(seed=source.take("seed", int)), **kept}
@@ -53,7 +53,8 @@ def _train(source: Source) -> dict[str, Any]:
     return _present(steps=steps, batch_size=size, clip_norm=clip or None)
 
 
-def _schedule(source: Source) -> dict[str, Any]:
+def _plugins(source: Source) -> dict[str, Any]:
+    """Return the tables of plugins that ship with Neaptide; other plugins convert their own."""
     kind = source.look("lr_scheduler_type", str)
     if kind not in SHAPES:
         return {}
@@ -65,7 +66,7 @@ def _schedule(source: Source) -> dict[str, Any]:
             "warmup_steps", "the Trainer's constant schedule has no warmup and ignores this key"
         )
         warmup = 0
-    return {"name": SHAPES[kind], "warmup_steps": warmup or 0}
+    return {"lr-schedule": {"name": SHAPES[kind], "warmup": warmup or 0}}
 
 
 def _present(**values: Any) -> dict[str, Any]:

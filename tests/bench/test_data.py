@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_each_rate_and_ratio_is_measured_in_each_round(tmp_path: Path) -> None:
-    script, path = ROOT / "bench" / "data.py", tmp_path / "data.json"
+    script, path = ROOT / "bench" / "models" / "data.py", tmp_path / "data.json"
     small = ["--rounds", "2", "--seconds", "0.1", "--documents", "60", "--json", str(path)]
     done = subprocess.run(
         [sys.executable, str(script), *small], capture_output=True, text=True, check=True

@@ -1,6 +1,6 @@
 """Tokens a second that `huggingface-data` gives, beside those that training takes.
 
-    python bench/data.py [--rounds N] [--seconds S] [--documents N] [--json PATH]
+    python bench/models/data.py [--rounds N] [--seconds S] [--documents N] [--json PATH]
 
 Three programs run alternately in one process: tokenizing the documents and storing the tokens,
 which happens once; making batches of stored tokens; and training a small Llama on such batches. The

@@ -76,10 +76,8 @@ def tiny_trainer(
 ) -> tuple[HybridTrainer, list[Any]]:
     """Return a trainer of the tiny task (batch norm, dropout, tied, frozen) and its batches."""
     task = tiny_task(seed, device=device)
-    trainer = HybridTrainer(
-        task.model, task.optimizer, loss_fn=tiny_loss, config=config, plugins=plugins, **given
-    )
-    return trainer, task.batches
+    given = {"optimizer": task.optimizer, "loss_fn": tiny_loss, "plugins": plugins, **given}
+    return HybridTrainer(task.model, config=config, **given), task.batches
 
 
 def digest_after(

@@ -93,10 +93,7 @@ class Defaults:
     def configure_optimizer(
         self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """Build an optimizer of torch.optim, or import its class `package.module:Class`.
-
-        Upper and lower case make no difference in the name of a class of torch.optim.
-        """
+        """Build an optimizer of torch.optim, or import its class `package.module:Class`."""
         optimizer: torch.optim.Optimizer = sole(OPTIMIZER_GROUP).build(model, name, lr, options)
         return optimizer
 

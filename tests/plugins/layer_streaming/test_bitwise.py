@@ -51,8 +51,9 @@ PLUGIN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("built", [False, True], ids=["given", "built"])
 @pytest.mark.parametrize("way", PLUGIN)
-def test_the_plugin_trains_predicts_and_evaluates_as_without_it(way: str) -> None:
+def test_the_plugin_trains_predicts_and_evaluates_as_without_it(way: str, *, built: bool) -> None:
     settings = dict(PLUGIN[way])
     train = {"steps": 30}
     if "clip_norm" in settings:
@@ -65,8 +66,10 @@ def test_the_plugin_trains_predicts_and_evaluates_as_without_it(way: str) -> Non
     for more in ({}, {"layer-streaming": settings}):
         torch.manual_seed(1)
         config = {"train": train, "phases": phases, "plugins": {**plugins, **more}}
-        trainer, batches = tiny_trainer(config)
+        given = {"optimizer": None} if built else {}  # the configuration's is fused
+        trainer, batches = tiny_trainer(config, **given)
         with trainer:
+            assert built is bool(trainer.optimizer.param_groups[0]["fused"])
             losses = [trainer.step(batch).loss for batch in batches[:30]]
             losses.append(trainer.evaluate(batches[30:]))
             jumps = trainer.state.jumps

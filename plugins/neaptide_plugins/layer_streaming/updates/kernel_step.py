@@ -49,7 +49,7 @@ def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[I
 
 
 def _plain(group: Mapping[str, Any]) -> bool:
-    return not (group["amsgrad"] or group["foreach"] or group["fused"])
+    return not (group["amsgrad"] or group["foreach"])
 
 
 def _kept(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def _ready(optimizer: optim.Optimizer, item: Item) -> dict[str, Any]:
     """Copy the optimizer's state into the item's tensors, and return the state for the step."""
     adopt_lo(item, optimizer.state)
     kept = _kept(optimizer, item)
-    if kept:
-        return working(item, kept, fused=False)
+    if kept:  # a loaded count of a fused optimizer is on the device, where it is slow to read
+        return working(item, kept, fused=False) | {"step": kept["step"].cpu()}
     counts = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
     first = {"step": torch.zeros((), dtype=counts, device="cpu")}
     return first | {name: item.state[name].zero_() for name in _MOMENTS}

@@ -153,9 +153,9 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     whose step calls the step of its base. If the class raises an error, groups and state are
     unchanged.
 
-    Each item with `lo` needs memory for a float32 copy of its weight. A gradient whose dtype
-    differs from the dtype of the update needs memory for one copy. The optimizer's class allocates
-    additional memory. Pass fewer items to save memory.
+    Each item with `lo` needs memory for a float32 copy of its weight. A gradient whose dtype or
+    strides differ from those of the update needs memory for one copy. The optimizer's class
+    allocates additional memory. Pass fewer items to save memory.
 
     Raises:
         ModelError: a parameter is not in the optimizer, or it is twice in `items`, or the class
@@ -196,7 +196,10 @@ def _proxy(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> nn.Pa
         adopt_lo(item, state)
         weight = join(weight, item.lo)
     proxy = nn.Parameter(weight, requires_grad=False)
-    proxy.grad = item.gradient.detach().to(proxy.dtype)
+    gradient = item.gradient.detach().to(proxy.dtype)
+    if gradient.stride() != proxy.stride():  # a fused step on a CPU ignores strides
+        gradient = torch.empty_like(proxy).copy_(gradient)
+    proxy.grad = gradient
     return proxy
 
 

@@ -99,12 +99,24 @@ def test_the_rest_of_a_master_may_be_shown_and_loaded(kernel: Counting) -> None:
     assert kernel.calls >= 2
 
 
-@pytest.mark.parametrize("options", [{"amsgrad": True}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"foreach": True}])
 def test_other_options_are_left(kernel: Counting, options: dict[str, Any]) -> None:
     away = moved(parameters_of(SHAPES), **options)
     items = [away.item(i, torch.ones(shape)) for i, shape in enumerate(SHAPES)]
     assert items == left_by_kernels(away.optimizer, items)
     assert (0, 0) == (kernel.calls, len(away.optimizer.state))
+
+
+def test_a_fused_step_is_taken_and_counts_on_the_cpu(kernel: Counting) -> None:
+    away = moved(parameters_of(SHAPES), fused=True)
+    items = [away.item(i, torch.ones(shape)) for i, shape in enumerate(SHAPES)]
+    for count in (1, 2):
+        assert [] == left_by_kernels(away.optimizer, items)
+        steps = [state["step"] for state in away.optimizer.state.values()]
+        assert [(count, "cpu")] * 3 == [(step.item(), step.device.type) for step in steps]
+        for state in away.optimizer.state.values():  # as `load_state_dict` places them
+            state["step"] = state["step"].to(DEVICE)
+    assert kernel.calls >= 2
 
 
 def test_what_has_no_split_master_is_left(kernel: Counting) -> None:

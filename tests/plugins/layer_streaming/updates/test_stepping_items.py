@@ -143,6 +143,18 @@ def test_a_gradient_of_another_dtype_is_taken_in_the_weights() -> None:
     assert_same_weights(resident, away)
 
 
+@pytest.mark.parametrize("options", [{"fused": True}, {"fused": False}], ids=str)
+def test_a_gradient_may_have_strides_of_its_own(options: Options) -> None:
+    resident = parameters_of([(4, 6)])
+    expected = optim.AdamW(resident, **options)
+    parameters = [nn.Parameter(resident[0].detach().clone())]
+    away = Away(optim.AdamW(parameters, **options), parameters)
+    gradient = torch.randn(6, 4).t()
+    step_resident(expected, resident, {0: gradient.contiguous()})
+    step_away(away.optimizer, [away.item(0, gradient)])
+    assert_same_weights(resident, away)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("cls", "options"), CONFIGURATIONS, ids=names)
 def test_the_layout_is_what_a_first_step_leaves(

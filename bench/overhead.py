@@ -1,6 +1,7 @@
 """Measure the time that Neaptide and other trainers add to a step of a bare PyTorch loop.
 
-    python bench/overhead.py [--json PATH] [--rounds N] [--steps N] [--device cuda]
+    python bench/overhead.py [--json PATH] [--rounds N] [--steps N] [--device cuda] [--threads N]
+    python bench/overhead.py --optimizers [...]
 
 Needs `pip install lightning accelerate transformers` in addition to Neaptide; trainers that are not
 installed are left out and listed. A subject is a trainer or the bare loop. Every subject trains the
@@ -8,6 +9,9 @@ same net of 7,000 parameters with AdamW on the same batches, so nearly all of a 
 All subjects run in one process. In each round every subject makes the same number of steps, in an
 order that changes from round to round. In each round the time of the bare loop is subtracted; a
 figure is the median of these differences.
+
+With `--optimizers`, the subjects are the optimizer of the configuration as it is by default, and
+with `fused = false`, which is subtracted: on nets of three sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
+from overheads import optimizers
 from overheads.rivals import RIVALS
 from overheads.task import looped, loss_fn, net, optimizer_of
 from overheads.task import step_of_plain_torch as bare
@@ -107,7 +112,7 @@ def measure(steppers: dict[str, Stepper], rounds: int, steps: int) -> dict[str, 
 
 
 def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
-    """Return the median time of a step, and by how much it exceeds the bare loop.
+    """Return the median time of a step, and by how much it exceeds the base: the bare loop.
 
     All times are in microseconds."""
     over = [one - other for one, other in zip(taken, base, strict=True)]
@@ -120,6 +125,16 @@ def row(name: str, taken: list[float], base: list[float]) -> dict[str, Any]:
     }
 
 
+def rows_of_optimizers(device: str, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Return a row per net and form of the optimizer. The base is `fused = false`."""
+    rows = []
+    for name, steppers in optimizers.subjects(device).items():
+        taken = measure(steppers, rounds, steps)
+        base = next(iter(taken.values()))
+        rows += [row(f"{name}, {form}", each, base) for form, each in taken.items()]
+    return rows
+
+
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -127,16 +142,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--optimizers", action="store_true")
     options = parser.parse_args()
     if options.rounds < _FEWEST_ROUNDS:
         parser.error(
             f"--rounds must be at least {_FEWEST_ROUNDS}: {options.rounds} has no quartiles"
         )
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory:
-        taken = measure(subjects(directory, options.device), options.rounds, options.steps)
-    rows = [row(name, each, taken["bare loop"]) for name, each in taken.items()]
-    print("| subject | us a step | over bare | quartiles |\n|---|---|---|---|")
+    torch.set_num_threads(options.threads)
+    base = "`fused = false`" if options.optimizers else "bare"
+    if options.optimizers:
+        rows = rows_of_optimizers(options.device, options.rounds, options.steps)
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            taken = measure(subjects(directory, options.device), options.rounds, options.steps)
+        rows = [row(name, each, taken["bare loop"]) for name, each in taken.items()]
+    print(f"| subject | us a step | over {base} | quartiles |\n|---|---|---|---|")
     for line in sorted(rows, key=lambda line: line["over_bare_us"]):
         low, high = line["over_bare_quartiles_us"]
         print(
@@ -145,7 +166,8 @@ def main() -> None:
         )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:  # noqa: PTH123 - a path of the caller
-            content = {"machine": facts(), "device": options.device, "threads": 1, "rows": rows}
+            content = {"machine": facts(), "device": options.device, "rows": rows}
+            content["threads"] = options.threads
             json.dump(content, file, indent=2)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from neaptide.run.feed import moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,12 +50,15 @@ def loss_fn(model: nn.Module, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(model(features), classes)
 
 
-def looped(step: Callable[[Batch], object], device: str = "cpu") -> Callable[[int], float]:
+def looped(
+    step: Callable[[Any], object], device: str = "cpu", data: list[Any] | None = None
+) -> Callable[[int], float]:
     """Return a function that calls `step` a given number of times and returns the seconds.
 
-    The seconds include all work that the steps start on the device.
+    The seconds include all work that the steps start on the device. Without `data`, the batches
+    are those of `batches`.
     """
-    data = batches(device)
+    data = batches(device) if data is None else moved(data, torch.device(device))
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def run(steps: int) -> float:

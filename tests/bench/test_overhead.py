@@ -38,3 +38,19 @@ def test_all_that_is_there_is_measured_and_the_rest_named(tmp_path: Path) -> Non
     assert 0.0 == rows["bare loop"]["over_bare_us"]
     assert ("Accelerate" in rows) == (find_spec("accelerate") is not None)
     assert ("Accelerate is left out" in done.stderr) == (find_spec("accelerate") is None)
+
+
+def test_the_default_optimizer_is_measured_beside_the_plain_one(tmp_path: Path) -> None:
+    path = tmp_path / "optimizers.json"
+    command = [sys.executable, "-W", "ignore", str(BENCH / "overhead.py"), "--optimizers"]
+    done = subprocess.run(
+        [*command, "--rounds", "2", "--steps", "1", "--json", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    rows = {row["subject"]: row for row in json.loads(path.read_text())["rows"]}
+    nets = ("7k net", "10.7M MLP", "4.9M GPT")
+    assert [f"{net}, {form}" for net in nets for form in ("fused = false", "default")] == [*rows]
+    assert {0.0} == {rows[f"{net}, fused = false"]["over_bare_us"] for net in nets}

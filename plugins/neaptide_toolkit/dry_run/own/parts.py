@@ -129,7 +129,7 @@ def two_micro_batches(
         shapes = [[Shape.of(tensor) for tensor in nested_tensors(one)] for one in found]
         return _Two(found, log, times) if shapes.count(shapes[0]) == len(shapes) else found
 
-    HookManager.first = first  # type: ignore[method-assign]
+    HookManager.first = first  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

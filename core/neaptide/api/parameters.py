@@ -28,6 +28,7 @@ from .spans import (
     Mode,
     Of,
     OnUpdate,
+    OnUpdates,
     Refuge,
     Snapshot,
     Span,
@@ -60,6 +61,7 @@ class ParameterStore(ABC):
             self.names[parameter] = (*self.names.get(parameter, ()), name)
         self.parameters = {names[0]: parameter for parameter, names in self.names.items()}
         self._on_update: list[OnUpdate] = []
+        self._on_updates: list[OnUpdates] = []
         self._on_write: list[Callable[[Span], None]] = []
 
     __repr__ = named_by_bytes
@@ -192,21 +194,30 @@ class ParameterStore(ABC):
         self._on_update.append(callback)
         return lambda: self._on_update.remove(callback)
 
+    def on_updates(self, callback: OnUpdates) -> Callable[[], None]:
+        """Like `on_update`, but a call may be for several spans, so that small tensors cost less."""
+        self._on_updates.append(callback)
+        return lambda: self._on_updates.remove(callback)
+
     def finish_update(self) -> None:
-        """Call the `on_update` callbacks after an update, if the backward has not called them."""
+        """Call the callbacks of an update, if the backward has not called them."""
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:
-        """Call the `on_update` callbacks for each trainable span, with `delta` from `change`."""
-        if not self._on_update:
-            return
+        """Call the callbacks for each trainable span, with `delta` from `change`."""
         with torch.no_grad():
-            for span in self.spans():
+            for span in self.spans() if self._on_update or self._on_updates else ():
                 if span.trainable:
                     with self.loan(span, "read") as weight:
-                        delta = change(span, weight)
-                        for callback in self._on_update:
-                            callback(span, weight, delta)
+                        self.tell_update([span], [weight], [change(span, weight)])
+
+    def tell_update(self, *lists: Any) -> None:
+        """Call the callbacks with lists of spans, weights and deltas; only a store calls this."""
+        for span, weight, delta in zip(*lists, strict=True) if self._on_update else ():
+            for callback in self._on_update:
+                callback(span, weight, delta)
+        for several in self._on_updates:
+            several(*lists)
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm of all gradients, 0-dim; zero without gradients.

@@ -55,6 +55,9 @@ OnUpdate = Callable[[Span, torch.Tensor, "torch.Tensor | None"], None]
 
 `delta` is the tensor that a jump added to `weight`, or None after an ordinary update."""
 
+OnUpdates = Callable[[list[Span], list[torch.Tensor], "list[torch.Tensor | None]"], None]
+"""Like `OnUpdate`, with lists for several spans. The weights have one dtype and one device."""
+
 DeltaOf = Callable[[Span], "torch.Tensor | None"]
 """`delta(span)` returns the tensor that a predicted update adds, or None for no change."""
 

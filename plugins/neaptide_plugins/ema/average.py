@@ -27,6 +27,19 @@ def update(average: torch.Tensor, weight: torch.Tensor, decay: float) -> None:
     average.lerp_(weight, 1.0 - decay)
 
 
+def update_all(averages: list[torch.Tensor], weights: list[torch.Tensor], decay: float) -> None:
+    """Call `update` for each pair, with the same bits; fused if no weight is converted.
+
+    The weights have one dtype and device.
+    """
+    kinds = {(each.dtype, each.device) for each in averages}
+    if kinds == {(each.dtype, each.device) for each in weights[:1]}:
+        torch._foreach_lerp_(averages, weights, 1.0 - decay)
+        return
+    for average, weight in zip(averages, weights, strict=True):
+        update(average, weight, decay)
+
+
 def shift(average: torch.Tensor, delta: torch.Tensor) -> None:
     """Add `delta`, the change of a weight in a jump (a predicted update), to `average` in place."""
     average.add_(delta.to(average.device, average.dtype))

@@ -10,7 +10,7 @@ import torch
 from neaptide import ROLLBACK, Outcome, Plugin, hookimpl
 from neaptide_toolkit.saved_form import counter
 
-from .average import decay_at, shift, start, update
+from .average import decay_at, shift, start, update, update_all
 from .config import EmaConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Ema(Plugin[EmaConfig]):
         """Start the averages, and register for weight updates and rollbacks."""
         self._store = store
         self._start()
-        self._leave = store.on_update(self._follow)
+        self._leave = store.on_updates(self._follow)
         run.stash.on_set(ROLLBACK, self._start)
 
     @hookimpl
@@ -62,15 +62,22 @@ class Ema(Plugin[EmaConfig]):
     def _begun(self, weight: torch.Tensor) -> torch.Tensor:
         return start(weight, torch.device("cpu") if self.config.tier == "host" else None)
 
-    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
-        average = self._averages.get(span.name)
-        if average is None:  # the weight became trainable during the run
-            self._averages[span.name] = self._begun(weight)
-        elif delta is not None:
-            shift(average, delta)
-        else:
-            decay = decay_at(self._updates + 1, self.config.decay, warmup=self.config.warmup)
-            update(average, weight, decay)
+    def _follow(
+        self, spans: list[Span], weights: list[torch.Tensor], deltas: list[torch.Tensor | None]
+    ) -> None:
+        decay = decay_at(self._updates + 1, self.config.decay, warmup=self.config.warmup)
+        known = [span.name for span in spans if span.name in self._averages]
+        if deltas[0] is None and len(known) == len(spans):
+            update_all([self._averages[name] for name in known], weights, decay)
+            return
+        for span, weight, delta in zip(spans, weights, deltas, strict=True):
+            average = self._averages.get(span.name)
+            if average is None:  # the weight became trainable during the run
+                self._averages[span.name] = self._begun(weight)
+            elif delta is not None:
+                shift(average, delta)
+            else:
+                update(average, weight, decay)
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_Groups = tuple["list[Span]", "list[tuple[list[Span], list[nn.Parameter]]]"]
 _ONE = torch.ones(())
+_TOGETHER = 32 << 20
+"""Bytes of weights that a callback of an update gets together; it bounds its temporary memory."""
 
 
 class ResidentStore(ParameterStore):
@@ -30,7 +33,10 @@ class ResidentStore(ParameterStore):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
         self._found = torch.zeros(1)  # `found_inf` of the gradient check; 1 after inf or nan
-        self._spans: dict[nn.Parameter, tuple[Any, Span]] = {}
+        self._spans: dict[nn.Parameter, tuple[Any, Span | None]] = dict.fromkeys(
+            self.names, (None, None)
+        )
+        self._groups: _Groups = ([], [])
         self._evicted = Evictions(optimizer)
         self._kept: dict[nn.Parameter, Keeper] = {}
 
@@ -38,32 +44,34 @@ class ResidentStore(ParameterStore):
         """Return one span per parameter, in the order of the module."""
         present = (parameter for parameter in self.names if parameter not in self._evicted)
         device = next(present, _ONE).device
-        return [self._span(parameter, device) for parameter in self.names]
+        found: list[Span] = []
+        # Called after every update, so a span is cached until one of these facts changes.
+        for parameter, (before, span) in self._spans.items():
+            now = (
+                parameter.requires_grad,
+                parameter.dtype,
+                parameter.device,
+                device,
+                parameter.shape,
+                parameter in self._evicted,
+            )
+            if span is None or now != before:
+                span = self._span(parameter, device)  # noqa: PLW2901 - the new one
+                self._spans[parameter] = (now, span)
+            found.append(span)
+        return found
 
     def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
-        # Called after every update, so a span is cached until one of these facts changes.
+        first, *tied = self.names[parameter]
         away = parameter in self._evicted
-        now = (
-            parameter.requires_grad,
+        return Span(
+            first,
+            tuple(parameter.shape),
             parameter.dtype,
-            parameter.device,
-            device,
-            parameter.shape,
-            away,
+            "host" if away else tier_of(parameter.device, device),
+            parameter.requires_grad,
+            tuple(tied),
         )
-        before, span = self._spans.get(parameter, (None, None))
-        if span is None or now != before:
-            first, *tied = self.names[parameter]
-            span = Span(
-                first,
-                tuple(parameter.shape),
-                parameter.dtype,
-                "host" if away else tier_of(parameter.device, device),
-                parameter.requires_grad,
-                tuple(tied),
-            )
-            self._spans[parameter] = (now, span)
-        return span
 
     @contextmanager
     def lend(
@@ -140,11 +148,13 @@ class ResidentStore(ParameterStore):
             raise ValueError(msg)
         parameter.data = _hollow(parameter)
         self._kept[parameter] = keeper
+        self._groups = ([], [])
 
         def back() -> None:
             if self._kept.get(parameter) is keeper:  # a second call does nothing
                 parameter.data = keeper.read()
                 del self._kept[parameter]
+                self._groups = ([], [])
 
         return back
 
@@ -161,17 +171,45 @@ class ResidentStore(ParameterStore):
                 keeper.write(parameter.detach())
                 parameter.data = _hollow(parameter)
 
+    def finish_update(self) -> None:
+        """Call the callbacks of an update, for small weights together and without loans."""
+        if self._on_update or self._on_updates:
+            with torch.no_grad():
+                for spans, parameters in self._together():
+                    weights = list(map(self._weight, parameters))
+                    self.tell_update(spans, weights, [None] * len(spans))
+                    del weights  # a keeper's weight is a new tensor
+
+    def _together(self) -> list[tuple[list[Span], list[nn.Parameter]]]:
+        """Return neighbours of one dtype and device: up to `_TOGETHER` bytes, or one larger weight.
+
+        Weights of keepers are alone.
+        """
+        now = self.spans()
+        before, groups = self._groups
+        if before == now:  # a span is compared by its identity
+            return groups
+        groups, kind, left = [], None, 0
+        for span, parameter in zip(now, self.names, strict=True):
+            if span.trainable:
+                own = (span.dtype, parameter.device, parameter in self._kept)
+                left -= span.bytes
+                if own != kind or own[-1] or left < 0:
+                    groups.append(([], []))
+                    kind, left = own, _TOGETHER - span.bytes
+                groups[-1][0].append(span)
+                groups[-1][1].append(parameter)
+        self._groups = now, groups
+        return groups
+
     def notify_update(self, change: Change) -> None:
-        """Call every callback for each trainable weight, without a loan."""
-        if not self._on_update:
-            return
+        """Call the callbacks for each trainable weight, without a loan, one delta at a time."""
+        heard = self._on_update or self._on_updates
         with torch.no_grad():
-            for span, parameter in zip(self.spans(), self.names, strict=True):
+            for span, parameter in zip(self.spans(), self.names, strict=True) if heard else ():
                 if span.trainable:
                     weight = self._weight(parameter)
-                    delta = change(span, weight)
-                    for callback in self._on_update:
-                        callback(span, weight, delta)
+                    self.tell_update([span], [weight], [change(span, weight)])
 
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a `.grad`."""

@@ -47,10 +47,10 @@ class SpreadSearch:
         )
         self.search = LineSearch()
 
-    def add(self, name: str, weight: torch.Tensor) -> None:
-        """Add the window's sample of a weight to the mean."""
+    def add(self, names: Sequence[str], weights: Sequence[torch.Tensor]) -> None:
+        """Add the window's samples of weights to the mean."""
         if self.level is not None:
-            self.level.add(name, weight)
+            self.level.add_all(names, weights)
 
     def advance(self) -> None:
         """Count one update of the window."""

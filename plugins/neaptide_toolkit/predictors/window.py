@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch._utils import _flatten_dense_tensors
 
 from neaptide.renamed import missing_in
 from neaptide.text import one_line
@@ -116,13 +117,41 @@ class Window:
 
         If an earlier sample of a weight is missing, the weight is left out until the next window.
         """
+        self.add_all([name], [weight])
+
+    def add_all(self, names: Iterable[str], weights: Iterable[torch.Tensor]) -> None:
+        """Call `add` for each weight, with the same bits. The weights have one dtype and device."""
         index = (self.position + 1) // self.plan.every - 1
-        rows = self.rows.get(name)
-        if rows is None or self.counts.get(name, 0) != index or not weight.numel():
+        taken: list[tuple[str, list[HeldTensor]]] = []
+        samples: list[torch.Tensor] = []
+        for name, weight in zip(names, weights, strict=True):
+            rows = self.rows.get(name)
+            if rows is None or self.counts.get(name, 0) != index or not weight.numel():
+                continue
+            self.counts[name] = index + 1
+            taken.append((name, rows))
+            samples.append(weight)
+        if not taken:
             return
-        self.counts[name] = index + 1
-        self._note_finite(weight)
+        self._note_finite(samples)
         shares = self.coefficients(index, self.plan.samples)
+        first = samples[0]
+        if self.references or first.dtype != torch.float32 or first.device != _home(taken):
+            for (name, rows), weight in zip(taken, samples, strict=True):
+                self._add(name, rows, weight, index, shares)
+            return
+        for row, share in enumerate(shares):
+            if share:  # no temporary memory: the sums are fused
+                torch._foreach_add_([rows[row].values for _, rows in taken], samples, alpha=share)
+
+    def _add(
+        self,
+        name: str,
+        rows: list[HeldTensor],
+        weight: torch.Tensor,
+        index: int,
+        shares: Sequence[float],
+    ) -> None:
         reference, flat = self.references.get(name), weight.reshape(-1)
         work, when = rows[0].storage.works_on(weight), self.began + index
         for start, stop in pieces(len(flat)):
@@ -135,11 +164,16 @@ class Window:
                 if share:
                     held.add(start, sample, share, seed_of(when, name, row, start))
 
-    def _note_finite(self, weight: torch.Tensor) -> None:
+    def _note_finite(self, weights: list[torch.Tensor]) -> None:
         # aminmax returns NaN if one element is NaN; nothing is copied to the host here.
-        finite = torch.stack(torch.aminmax(weight)).isfinite().all()
-        before = self._finite.get(weight.device)
-        self._finite[weight.device] = finite if before is None else before & finite
+        parts = [weight for weight in weights if weight.numel() > _SMALL]
+        small = [weight for weight in weights if weight.numel() <= _SMALL]
+        parts += [_flatten_dense_tensors(small)] if len(small) > 1 else small
+        extremes = [extreme for part in parts for extreme in torch.aminmax(part)]
+        finite = torch.stack(extremes).isfinite().all()
+        device = finite.device
+        before = self._finite.get(device)
+        self._finite[device] = finite if before is None else before & finite
 
     def advance(self) -> bool:
         """Count one update; return whether its samples are finite."""
@@ -230,6 +264,15 @@ class Window:
 
 _ROUNDING = 1e-9
 """A sum of gains counts as zero if it is at most this share of the largest gain."""
+
+
+_SMALL = 1 << 14
+"""Weights of at most this many elements are copied to one tensor to be checked together."""
+
+
+def _home(taken: Sequence[tuple[str, list[HeldTensor]]]) -> torch.device:
+    """Return the device on which the rows are held."""
+    return taken[0][1][0].values.device
 
 
 def window_bytes(shape: tuple[int, ...], state: State, width: int) -> int:

@@ -80,7 +80,7 @@ class WindowPredictor(Plugin[S]):
             self._searching = SpreadSearch(self.config.search_batches, store, probe)
         if self.config.apply_every > 1:
             self._deltas = Deltas(self._storage, self.config.state)
-        self._leave = store.on_update(self._follow)
+        self._leave = store.on_updates(self._follow)
         run.stash.on_set(ROLLBACK, self._forget)
 
     @hookimpl
@@ -149,11 +149,15 @@ class WindowPredictor(Plugin[S]):
         if self._window is not None:
             self._open()
 
-    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
-        if self._window is not None and delta is None and self._window.samples_next:
-            self._window.add(span.name, weight)
+    def _follow(
+        self, spans: list[Span], weights: list[torch.Tensor], deltas: list[torch.Tensor | None]
+    ) -> None:
+        # All weights of an update, or of a jump, are changed in the same way.
+        if self._window is not None and deltas[0] is None and self._window.samples_next:
+            names = [span.name for span in spans]
+            self._window.add_all(names, weights)
             if self._searching is not None:
-                self._searching.add(span.name, weight)
+                self._searching.add(names, weights)
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:

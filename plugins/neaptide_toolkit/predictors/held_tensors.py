@@ -121,7 +121,7 @@ class HeldTensor:
             self.scales[start // GROUP : -(-stop // GROUP)].copy_(scales)
             place.copy_(codes)
         elif place.dtype == torch.bfloat16 and seed is not None:
-            place.copy_(_cut(values, seed))
+            place.copy_(cut(values, _noise(values, seed)))
         else:
             place.copy_(values)
 
@@ -191,17 +191,22 @@ def seed_of(*what: object) -> int:
     return zlib.crc32("/".join(map(str, what)).encode())
 
 
+def draw(words: torch.Tensor, seed: int, generator: torch.Generator) -> None:
+    """Fill int64 `words` with random bits of `seed`; four numbers of int16 each."""
+    # A generator draws 64 bits almost as fast as 16 bits, and much faster than `counter_random`.
+    words.random_(-(2**63), None, generator=generator.manual_seed(seed))
+
+
 def _noise(like: torch.Tensor, seed: int) -> torch.Tensor:
     """Return random int16 `[n]`, uniform over all int16 values; `like` sets n and the device."""
-    # A generator draws 64 bits almost as fast as 16 bits, and much faster than `counter_random`.
-    generator = torch.Generator(like.device).manual_seed(seed)
     words = torch.empty(-(-len(like) // 4), dtype=torch.int64, device=like.device)
-    return words.random_(-(2**63), None, generator=generator).view(torch.int16)[: len(like)]
+    draw(words, seed, torch.Generator(like.device))
+    return words.view(torch.int16)[: len(like)]
 
 
-def _cut(values: torch.Tensor, seed: int) -> torch.Tensor:
+def cut(values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Round `values` up or down at random to numbers of bfloat16; return them as float32 `[n]`."""
-    bits = values.contiguous().view(torch.int32) + (_noise(values, seed).int() & 0xFFFF)
+    bits = values.contiguous().view(torch.int32) + (noise.int() & 0xFFFF)
     return (bits & -0x10000).view(torch.float32)
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch._utils import _flatten_dense_tensors
 
 from neaptide.renamed import missing_in
 from neaptide.text import one_line
 from neaptide_toolkit.saved_form import counter
 
-from .held_tensors import HeldTensor, held_bytes, pieces, seed_of
+from .held_tensors import HeldTensor, held_bytes, pieces
+from .sampling import Sampled, add_samples, all_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,58 +122,17 @@ class Window:
     def add_all(self, names: Iterable[str], weights: Iterable[torch.Tensor]) -> None:
         """Call `add` for each weight, with the same bits. The weights have one dtype and device."""
         index = (self.position + 1) // self.plan.every - 1
-        taken: list[tuple[str, list[HeldTensor]]] = []
-        samples: list[torch.Tensor] = []
+        taken: list[Sampled] = []
         for name, weight in zip(names, weights, strict=True):
             rows = self.rows.get(name)
-            if rows is None or self.counts.get(name, 0) != index or not weight.numel():
-                continue
-            self.counts[name] = index + 1
-            taken.append((name, rows))
-            samples.append(weight)
-        if not taken:
-            return
-        self._note_finite(samples)
-        shares = self.coefficients(index, self.plan.samples)
-        first = samples[0]
-        if self.references or first.dtype != torch.float32 or first.device != _home(taken):
-            for (name, rows), weight in zip(taken, samples, strict=True):
-                self._add(name, rows, weight, index, shares)
-            return
-        for row, share in enumerate(shares):
-            if share:  # no temporary memory: the sums are fused
-                torch._foreach_add_([rows[row].values for _, rows in taken], samples, alpha=share)
-
-    def _add(
-        self,
-        name: str,
-        rows: list[HeldTensor],
-        weight: torch.Tensor,
-        index: int,
-        shares: Sequence[float],
-    ) -> None:
-        reference, flat = self.references.get(name), weight.reshape(-1)
-        work, when = rows[0].storage.works_on(weight), self.began + index
-        for start, stop in pieces(len(flat)):
-            sample = flat[start:stop].to(work, torch.float32)
-            if reference is not None:
-                if index == 0:
-                    reference.write(start, sample, None)
-                sample = sample - reference.read(start, stop, work)
-            for row, (held, share) in enumerate(zip(rows, shares, strict=True)):
-                if share:
-                    held.add(start, sample, share, seed_of(when, name, row, start))
-
-    def _note_finite(self, weights: list[torch.Tensor]) -> None:
-        # aminmax returns NaN if one element is NaN; nothing is copied to the host here.
-        parts = [weight for weight in weights if weight.numel() > _SMALL]
-        small = [weight for weight in weights if weight.numel() <= _SMALL]
-        parts += [_flatten_dense_tensors(small)] if len(small) > 1 else small
-        extremes = [extreme for part in parts for extreme in torch.aminmax(part)]
-        finite = torch.stack(extremes).isfinite().all()
-        device = finite.device
-        before = self._finite.get(device)
-        self._finite[device] = finite if before is None else before & finite
+            if rows is not None and self.counts.get(name, 0) == index and weight.numel():
+                self.counts[name] = index + 1
+                taken.append(Sampled(name, weight, rows, self.references.get(name)))
+        if taken:
+            finite = all_finite([each.weight for each in taken])
+            before = self._finite.get(finite.device)
+            self._finite[finite.device] = finite if before is None else before & finite
+            add_samples(taken, self.coefficients(index, self.plan.samples), self.began, index)
 
     def advance(self) -> bool:
         """Count one update; return whether its samples are finite."""
@@ -264,15 +223,6 @@ class Window:
 
 _ROUNDING = 1e-9
 """A sum of gains counts as zero if it is at most this share of the largest gain."""
-
-
-_SMALL = 1 << 14
-"""Weights of at most this many elements are copied to one tensor to be checked together."""
-
-
-def _home(taken: Sequence[tuple[str, list[HeldTensor]]]) -> torch.device:
-    """Return the device on which the rows are held."""
-    return taken[0][1][0].values.device
 
 
 def window_bytes(shape: tuple[int, ...], state: State, width: int) -> int:

@@ -107,8 +107,7 @@ class WindowPredictor(Plugin[S]):
 
     def _warn(self, event: str, **values: Any) -> bool:
         if self._run is not None:
-            name = f"{self.name}.{event}"
-            self._run.log.warning(name, **values)
+            self._run.log.warning(f"{self.name}.{event}", **values)
         return True
 
     @property
@@ -149,13 +148,10 @@ class WindowPredictor(Plugin[S]):
         if self._window is not None:
             self._open()
 
-    def _follow(
-        self, spans: list[Span], weights: list[torch.Tensor], deltas: list[torch.Tensor | None]
-    ) -> None:
-        # All weights of an update, or of a jump, are changed in the same way.
-        if self._window is not None and deltas[0] is None and self._window.samples_next:
-            names = [span.name for span in spans]
-            self._window.add_all(names, weights)
+    def _follow(self, spans: list[Span], weights: list[Any], deltas: list[Any]) -> None:
+        window, names = self._window, [span.name for span in spans]
+        if window is not None and deltas[0] is None and window.samples_next:
+            window.add_all(names, weights)
             if self._searching is not None:
                 self._searching.add(names, weights)
 

@@ -354,6 +354,33 @@ def test_callbacks_are_given_the_delta_of_a_jump_and_none_of_an_update(kind: typ
 
 
 @stores
+def test_callbacks_for_several_spans_see_what_callbacks_for_one_see(kind: type) -> None:
+    store, _, _ = trained(kind)
+    one: list[tuple[Any, ...]] = []
+    several: list[tuple[Any, ...]] = []
+    leave_one = store.on_update(
+        lambda span, weight, delta: one.append((span.name, weight.clone(), delta))
+    )
+
+    def listed(spans: list[Any], weights: list[torch.Tensor], deltas: list[Any]) -> None:
+        assert len({(weight.dtype, weight.device) for weight in weights}) == 1
+        names = [span.name for span in spans]
+        several.extend(zip(names, [each.clone() for each in weights], deltas, strict=True))
+
+    leave_several = store.on_updates(listed)
+    store.finish_update()
+    store.notify_update(lambda span, _weight: torch.ones(span.shape))
+    leave_one()
+    leave_several()
+    store.finish_update()
+    assert len(one) == 2 * sum(span.trainable for span in store.spans())
+    for (name, weight, delta), (other, value, change) in zip(one, several, strict=True):
+        assert name == other
+        assert same_bits(weight, value)
+        assert (delta is None) == (change is None)
+
+
+@stores
 def test_two_callbacks_share_one_pass_and_end_separately(kind: type) -> None:
     store, _, _ = trained(kind)
     order: list[str] = []

@@ -5,10 +5,15 @@ The exception is float16: torch's norm above 65,504 is infinite. Here it is floa
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from .devices import widest
+
+_LEAST = 1e-15  # if a norm in float32 is less, or inf, float32 may not have held the squares
 
 
 def total_norm(norms: list[torch.Tensor], dtypes: list[torch.dtype]) -> torch.Tensor:
@@ -31,6 +36,17 @@ def norm_of(gradient: torch.Tensor) -> torch.Tensor:
     dense = gradient.coalesce().values() if gradient.is_sparse else gradient
     wider = torch.float32 if dense.dtype == torch.float16 else None
     norm: torch.Tensor = torch.linalg.vector_norm(dense, dtype=wider)
+    return norm
+
+
+def long_norm(tensor: torch.Tensor) -> float:
+    """Return the L2 norm of a dense tensor, to 5 digits: one long float32 sum would have 3."""
+    wide, norm = widest(tensor.device), 0.0
+    if tensor.is_contiguous() and tensor.dtype == torch.float32:
+        parts = torch._foreach_norm(torch.split(tensor.view(-1), 1 << 14))  # noqa: SLF001 - as torch's own
+        norm = float(torch.linalg.vector_norm(torch.stack(parts), dtype=wide))
+    if not _LEAST < norm < math.inf:
+        norm = float(torch.linalg.vector_norm(tensor, dtype=wide))
     return norm
 
 

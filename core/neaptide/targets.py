@@ -66,7 +66,11 @@ def targets(batch: Any) -> list[torch.Tensor]:
 
 def _require_equal_shares(batches: list[Any]) -> None:
     """Raise DataError unless each batch has, and ignores, as many targets a sample."""
-    if len(batches) > 1 and len({tuple(_shares(batch)) for batch in batches}) > 1:
+    found = [targets(batch) for batch in batches] if len(batches) > 1 else []
+    flat = [tensor.reshape(-1) for each in found for tensor in each]
+    apart = len({tensor.device for tensor in flat}) != 1
+    ignores = apart or bool((torch.cat(flat) == IGNORED).any())
+    if len({tuple(_shares(each, ignores=ignores)) for each in found}) > 1:
         msg = (
             f"the loss is a mean, and the batches have or ignore ({IGNORED}) different "
             f"numbers of targets a sample, so that their weights are unknown; {_WAY_OUT}"
@@ -74,9 +78,8 @@ def _require_equal_shares(batches: list[Any]) -> None:
         raise DataError(msg)
 
 
-def _shares(batch: Any) -> Iterator[float]:
-    for tensor in targets(batch):
-        ignored = tensor == IGNORED
-        for counted in (ignored, ignored[..., 1:]):  # a causal model does not predict the first
-            yield int(counted.sum()) / max(1, len(tensor))
+def _shares(found: list[torch.Tensor], *, ignores: bool) -> Iterator[float]:
+    for tensor in found:
+        for first in (0, 1) if ignores else ():  # a causal model does not predict the first
+            yield int((tensor == IGNORED)[..., first:].sum()) / max(1, len(tensor))
         yield tensor.numel() / max(1, len(tensor))

@@ -165,10 +165,7 @@ class ParameterStore(ABC):
         return True
 
     def compute(self) -> AbstractContextManager[None]:
-        """Return a context in which the module and the optimizer can use all weights.
-
-        A store that loads the weights block by block does nothing in this method.
-        """
+        """Return a context in which the module and the optimizer can use all weights."""
         return nullcontext()
 
     def updated_in_backward(self) -> frozenset[str]:
@@ -195,7 +192,7 @@ class ParameterStore(ABC):
         return lambda: self._on_update.remove(callback)
 
     def on_updates(self, callback: OnUpdates) -> Callable[[], None]:
-        """Like `on_update`, but a call may be for several spans, so that small tensors cost less."""
+        """Like `on_update`, with lists for several spans, so that small tensors cost less."""
         self._on_updates.append(callback)
         return lambda: self._on_updates.remove(callback)
 
@@ -204,20 +201,16 @@ class ParameterStore(ABC):
         self.notify_update(lambda _span, _weight: None)
 
     def notify_update(self, change: Change) -> None:
-        """Call the callbacks for each trainable span, with `delta` from `change`."""
+        """Call the callbacks of an update for each trainable span, with `delta` from `change`."""
         with torch.no_grad():
             for span in self.spans() if self._on_update or self._on_updates else ():
                 if span.trainable:
                     with self.loan(span, "read") as weight:
-                        self.tell_update([span], [weight], [change(span, weight)])
-
-    def tell_update(self, *lists: Any) -> None:
-        """Call the callbacks with lists of spans, weights and deltas; only a store calls this."""
-        for span, weight, delta in zip(*lists, strict=True) if self._on_update else ():
-            for callback in self._on_update:
-                callback(span, weight, delta)
-        for several in self._on_updates:
-            several(*lists)
+                        delta = change(span, weight)
+                        for callback in self._on_update:
+                            callback(span, weight, delta)
+                        for several in self._on_updates:
+                            several([span], [weight], [delta])
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm of all gradients, 0-dim; zero without gradients.

@@ -11,10 +11,7 @@ _LINE = ("steps", "val_loss", "final_loss", "jumps", "seconds")
 
 
 class Summary(dict[str, Any]):
-    """The content of summary.json.
-
-    `str` gives a table. `repr` gives one line with the main figures.
-    """
+    """The content of summary.json. `str` gives a table, `repr` one line with the main figures."""
 
     def __repr__(self) -> str:
         return called(self, *(f"{key}={brief(self[key])}" for key in _LINE))

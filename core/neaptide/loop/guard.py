@@ -11,8 +11,8 @@ import torch
 
 from neaptide import buffers
 from neaptide.api import rng
-from neaptide.devices import widest
 from neaptide.errors import PluginError
+from neaptide.norms import long_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ def _inspect(store: ParameterStore, update: Update) -> tuple[float, str | None]:
             return math.nan, problem
         if delta is None:
             continue
-        norms.append(float(torch.linalg.vector_norm(delta, dtype=widest(delta.device))))
+        norms.append(long_norm(delta))
         if not math.isfinite(norms[-1] * norms[-1]):
             return math.nan, f"the delta of {span.name} is not finite"
     # Sorted: the order of the spans differs between stores and must not change the last digit.
@@ -137,10 +137,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
-    """Return the delta of a span and the problem with this delta.
-
-    The delta is None if the span does not change. The problem is None if there is no problem.
-    """
+    """Return the delta of a span (None: no change) and the problem with it (None: no problem)."""
     delta = update.delta(span) if span.trainable else None
     if delta is None:
         return None, None

@@ -80,10 +80,7 @@ class Loop:
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
-        """Train on `batch`; in Predict, first try a jump (a predicted update).
-
-        `phase` overrides the schedule.
-        """
+        """Train on `batch`; in Predict, first try a jump. `phase` overrides the schedule."""
         state, started = self.state, time.perf_counter()
         self._added = False
         chosen: Phase = phase or self.hooks.first(
@@ -136,10 +133,7 @@ class Loop:
         return StepResult(state.step, phase, trained.outcome, jump, memory, seconds, *more)
 
     def abandon(self) -> None:
-        """Drop the gradients of a step that raised.
-
-        If the step has added no gradients, gradients that earlier steps accumulated are kept.
-        """
+        """Drop the gradients of a step that raised, unless all of them are of earlier steps."""
         if self._added or not self.state.accumulation.pieces:
             self.store.zero_gradients()
             self.state.accumulation = Accumulation()

@@ -175,10 +175,7 @@ def _naming(called: str, where: str) -> Iterator[None]:
 
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if a name in `options` is not a parameter of `function`.
-
-    The error suggests a similar name.
-    """
+    """Raise ConfigError with a suggestion if a name in `options` is no parameter of `function`."""
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a builtin without a signature checks its arguments itself

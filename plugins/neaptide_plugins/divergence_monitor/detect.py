@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from operator import mul, sub
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ def rise(losses: Sequence[float]) -> float:
     if before is None:
         return 0.0
     mean = _mean(before)
-    deviation = math.sqrt(_mean([(loss - mean) * (loss - mean) for loss in before]))
+    apart = [loss - mean for loss in before]
+    deviation = math.sqrt(sum(map(mul, apart, apart)) / len(apart))
     spread = max(deviation, FLAT * abs(mean))
     return (losses[-1] - mean) / spread if spread > 0.0 else 0.0
 
@@ -69,12 +71,12 @@ def oscillates(losses: Sequence[float], share: float) -> bool:
     mean magnitude of the later half of the differences is more than `GROWTH` times the mean
     magnitude of the earlier half.
     """
-    steps = [after - before for before, after in pairwise(_finite(losses))]
+    values = _finite(losses)
+    steps: list[float] = list(map(sub, values[1:], values))
     if len(steps) < 2 * LEAST:
         return False
-    half = len(steps) // 2
-    earlier, later = (_mean([abs(step) for step in part]) for part in (steps[:half], steps[half:]))
-    if later <= GROWTH * earlier:
+    sizes, half = list(map(abs, steps)), len(steps) // 2
+    if _mean(sizes[half:]) <= GROWTH * _mean(sizes[:half]):
         return False
     turns = sum(min(one, other) < 0.0 < max(one, other) for one, other in pairwise(steps))
     return turns >= share * (len(steps) - 1)
@@ -88,8 +90,8 @@ def _before(values: Sequence[float]) -> Sequence[float] | None:
 
 
 def _finite(values: Sequence[float]) -> Sequence[float]:
-    # Nearly always all values are finite, and a check is much cheaper than a copy.
-    return values if all(map(math.isfinite, values)) else list(filter(math.isfinite, values))
+    # Nearly always all values are finite, and so is their sum: much cheaper than a copy.
+    return values if math.isfinite(sum(values)) else list(filter(math.isfinite, values))
 
 
 def _mean(values: Sequence[float]) -> float:

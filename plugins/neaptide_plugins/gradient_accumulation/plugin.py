@@ -48,7 +48,14 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
 
     @hookimpl
     def plan_micro_batches(self, batch: Any) -> list[Any] | None:
-        """Split the batch. Return None if each call of `trainer.step` gets only one micro-batch."""
+        """Split the batch. Return None if each call of `trainer.step` gets only one micro-batch.
+
+        Before that, set the count of calls to 0 if a failed call dropped the gradients of earlier
+        calls.
+        """
+        store = self._store
+        if self._calls and not any(map(store.has_gradient, store.spans())):
+            self._calls = 0
         if self.config.across_steps or self.config.steps == 1:
             return None
         if rows(batch) is None:
@@ -59,13 +66,6 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             )
             raise DataError(msg)
         return split(batch, self.config.steps)
-
-    @hookimpl
-    def before_forward(self) -> None:
-        """Set the count of calls to 0 if a failed call dropped the gradients of earlier calls."""
-        store = self._store
-        if self._calls and not any(map(store.has_gradient, store.spans())):
-            self._calls = 0
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:

@@ -31,17 +31,21 @@ def split(batch: Any, pieces: int) -> list[Any]:
     pieces = min(pieces, length)
     if pieces <= 1:
         return [batch]
-
-    def part(start: int, stop: int) -> Any:
-        return _mapped(
-            batch,
-            lambda tensor: (
-                tensor[start:stop] if tensor.ndim and tensor.shape[0] == length else tensor
-            ),
-        )
-
     bounds = [length * piece // pieces for piece in range(pieces + 1)]
-    return [part(start, stop) for start, stop in pairwise(bounds)]
+    sizes = [stop - start for start, stop in pairwise(bounds)]
+    views: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def part(piece: int) -> Any:
+        def view(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.ndim or tensor.shape[0] != length:
+                return tensor
+            if id(tensor) not in views:
+                views[id(tensor)] = tensor.split_with_sizes(sizes)
+            return views[id(tensor)][piece]
+
+        return _mapped(batch, view)
+
+    return list(map(part, range(pieces)))
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
@@ -59,12 +63,12 @@ def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a copy of `tree` in which `function` replaced each tensor, depth first."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
+    if isinstance(tree, (list, tuple)):
+        parts = [_mapped(item, function) for item in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     if isinstance(tree, Mapping):
         items = {key: _mapped(value, function) for key, value in tree.items()}
         return _with_items(tree, items)
-    if isinstance(tree, list | tuple):
-        parts = [_mapped(item, function) for item in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     names = _field_names(tree)
     if not names:
         return tree

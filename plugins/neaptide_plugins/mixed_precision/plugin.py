@@ -109,15 +109,16 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
             dtype = self._dtypes[name]
             with computing_in(dtype, run.device), self._lowered(name):
                 loss = following(phase=phase, moment=moment, **arguments)
-            if dtype is torch.float32:
-                return loss
-            return attrs.evolve(loss, value=widened(loss.value))
+            wide = loss.value if dtype is torch.float32 else widened(loss.value)
+            return loss if wide is loss.value else attrs.evolve(loss, value=wide)
 
         return forward
 
     @hookimpl
-    def around_train_step(self) -> AroundTrainStep:
+    def around_train_step(self) -> AroundTrainStep | None:
         """Before a step, reset the scaler if a failed step dropped the accumulated gradients."""
+        if not self._fp16:
+            return None
 
         def step(following: Callable[..., Any], **arguments: Any) -> Any:
             store, scaler = self._store, self._scaler
@@ -128,19 +129,24 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         return step
 
     @hookimpl
-    def around_backward(self) -> AroundBackward:
+    def around_backward(self) -> AroundBackward | None:
         """Multiply the loss by the scale, so that small fp16 gradients do not vanish."""
+        if not (self._fp16 or self._fp8):
+            return None
 
         def backward(following: Callable[..., None], *, loss: torch.Tensor, phase: Phase) -> None:
-            factor = self._scaler.before_backward(wanted=phase.name in self._fp16)
+            scaler, wanted = self._scaler, phase.name in self._fp16
+            factor = scaler.before_backward(wanted=wanted) if self._fp16 else 1.0
             with self._lowered(phase.name):  # for recomputed forwards
                 following(loss=loss if factor == 1.0 else loss * factor, phase=phase)
 
         return backward
 
     @hookimpl
-    def around_optimizer_step(self) -> AroundOptimizerStep:
+    def around_optimizer_step(self) -> AroundOptimizerStep | None:
         """Unscale the gradients, and adapt the scale to the outcome of the update."""
+        if not self._fp16:
+            return None
 
         def update(
             following: Callable[..., Outcome],
@@ -179,9 +185,17 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         """Return the scaler's state."""
         return self._scaler.state_dict()
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise ValueError if the saved gradients are scaled, and nothing would unscale them."""
+        if state["carried"] and not self._fp16:
+            msg = "its gradients have the loss scale of fp16; resume it with a phase in fp16"
+            raise ValueError(msg)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         self._scaler.load_state_dict(state)
+        if not self._fp16:  # an earlier version said so of each accumulation
+            self._scaler.carried = None
 
 
 def _line(said: Mapping[str, str]) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from neaptide_toolkit.machine.devices import lacks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,23 +25,33 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if lacks(device, "bf16") is None else torch.float16
 
 
-@contextmanager
-def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Run matrix products and convolutions in `dtype`; float32 turns autocast off.
+def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context that runs matrix products and convolutions in `dtype`.
 
-    Casts of weights are cached only until this context ends. This matters if the caller has an
-    autocast context around the training loop: torch would keep the casts, and use them after an
-    update has changed the weights.
+    float32 turns autocast off.
     """
-    lowered = dtype is not torch.float32
-    try:
-        with torch.autocast(device.type, dtype=dtype, enabled=lowered):
-            yield
-    finally:
-        if lowered:
-            torch.clear_autocast_cache()
+    if dtype is not torch.float32:
+        return _Uncached(device.type, dtype=dtype)
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, dtype=dtype, enabled=False)
+    return nullcontext()
+
+
+class _Uncached(torch.autocast):
+    """Autocast whose casts of weights are cached only until its end.
+
+    This matters if the caller has an autocast context around the training loop: torch would keep
+    the casts, and use them after an update has changed the weights.
+    """
+
+    def __exit__(self, *error: object) -> None:
+        """End autocast, and drop the casts."""
+        super().__exit__(*error)
+        torch.clear_autocast_cache()
 
 
 def widened(loss: torch.Tensor) -> torch.Tensor:
     """Return `loss` in float32 or wider, for sums and means over batches."""
+    if loss.dtype is torch.float32:
+        return loss
     return loss.to(torch.promote_types(loss.dtype, torch.float32))

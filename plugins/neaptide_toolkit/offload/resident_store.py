@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _Groups = tuple["list[Span]", "list[tuple[list[Span], list[nn.Parameter]]]"]
 _ONE = torch.ones(())
+_POWERS = frozenset(2.0**-power for power in range(15))
+"""Factors that every dtype of gradients has."""
 _TOGETHER = 32 << 20
 """Bytes of weights that a callback of an update gets together; it bounds its temporary memory."""
 
@@ -177,7 +179,7 @@ class ResidentStore(ParameterStore):
             with torch.no_grad():
                 for spans, parameters in self._together():
                     weights = list(map(self._weight, parameters))
-                    self.tell_update(spans, weights, [None] * len(spans))
+                    self._tell(spans, weights, [None] * len(spans))
                     del weights  # a keeper's weight is a new tensor
 
     def _together(self) -> list[tuple[list[Span], list[nn.Parameter]]]:
@@ -209,7 +211,15 @@ class ResidentStore(ParameterStore):
             for span, parameter in zip(self.spans(), self.names, strict=True) if heard else ():
                 if span.trainable:
                     weight = self._weight(parameter)
-                    self.tell_update([span], [weight], [change(span, weight)])
+                    self._tell([span], [weight], [change(span, weight)])
+
+    def _tell(self, *lists: Any) -> None:
+        """Call the callbacks with lists of spans, weights and deltas."""
+        for span, weight, delta in zip(*lists, strict=True) if self._on_update else ():
+            for callback in self._on_update:
+                callback(span, weight, delta)
+        for several in self._on_updates:
+            several(*lists)
 
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a `.grad`."""
@@ -260,7 +270,7 @@ class ResidentStore(ParameterStore):
             by_device.setdefault(gradient.device, []).append(gradient)
         for device, gradients in by_device.items():
             # On a CPU torch rounds a number to the dtype of the gradients, but not a tensor.
-            number = isinstance(factor, float) and device.type == "cpu"
+            number = isinstance(factor, float) and device.type == "cpu" and factor not in _POWERS
             exact = torch.tensor(factor, dtype=torch.float64) if number else factor
             torch._foreach_mul_(gradients, on_device(exact, device))
 

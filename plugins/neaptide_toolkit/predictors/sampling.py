@@ -16,7 +16,7 @@ SMALL = 1 << 14
 """The most elements of a weight that is copied into one tensor together with others."""
 
 
-class Sampled(NamedTuple):
+class WeightSample(NamedTuple):
     """A weight, and what the window holds for it."""
 
     name: str
@@ -30,12 +30,14 @@ def all_finite(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     # aminmax returns NaN if one element is NaN; nothing is copied to the host here.
     small = [weight for weight in weights if weight.numel() <= SMALL]
     parts = [weight for weight in weights if weight.numel() > SMALL]
-    parts += [_flatten_dense_tensors(small)] if len(small) > 1 else small
+    parts += [_flatten_dense_tensors(small)] if len(small) > 1 else small  # type: ignore[no-untyped-call]
     extremes = [extreme for part in parts for extreme in torch.aminmax(part)]
     return torch.stack(extremes).isfinite().all()
 
 
-def add_samples(taken: Sequence[Sampled], shares: Sequence[float], began: int, index: int) -> None:
+def add_samples(
+    taken: Sequence[WeightSample], shares: Sequence[float], began: int, index: int
+) -> None:
     """Add `shares[j] * (weight - reference)` of sample `index` to row j of each weight.
 
     The weights have one dtype and device. Sample 0 becomes the reference first, if there is one.
@@ -59,7 +61,7 @@ def add_samples(taken: Sequence[Sampled], shares: Sequence[float], began: int, i
         _add_together(batch, shares, began, index)
 
 
-def _add_alone(sampled: Sampled, shares: Sequence[float], began: int, index: int) -> None:
+def _add_alone(sampled: WeightSample, shares: Sequence[float], began: int, index: int) -> None:
     name, weight, rows, reference = sampled
     flat, work = weight.reshape(-1), rows[0].storage.works_on(weight)
     for start, stop in pieces(len(flat)):
@@ -73,9 +75,9 @@ def _add_alone(sampled: Sampled, shares: Sequence[float], began: int, index: int
                 held.add(start, sample, share, seed_of(began + index, name, row, start))
 
 
-def _batches(small: Sequence[Sampled]) -> Iterator[list[Sampled]]:
+def _batches(small: Sequence[WeightSample]) -> Iterator[list[WeightSample]]:
     """Yield neighbours of at most `PIECE` elements, which limits the temporary memory."""
-    batch: list[Sampled] = []
+    batch: list[WeightSample] = []
     elements = 0
     for each in small:
         size = _padded(each.weight)
@@ -92,7 +94,7 @@ def _padded(tensor: torch.Tensor) -> int:
 
 
 def _add_together(
-    batch: Sequence[Sampled], shares: Sequence[float], began: int, index: int
+    batch: Sequence[WeightSample], shares: Sequence[float], began: int, index: int
 ) -> None:
     """Add samples as `_add_alone` does, to rows in bfloat16, in one tensor of whole groups."""
     ops, sizes = batch[0].rows[0].storage.ops, [_padded(each.weight) for each in batch]
@@ -127,13 +129,13 @@ def _joined(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tens
 
 def _store(tensors: Sequence[torch.Tensor], joined: torch.Tensor, sizes: Sequence[int]) -> None:
     """Write `joined`, less its padding, to contiguous tensors."""
-    parts = zip(tensors, joined.split(list(sizes)), strict=True)
+    parts = zip(tensors, joined.split_with_sizes(list(sizes)), strict=True)
     flat = [tensor.view(-1) for tensor in tensors]
     torch._foreach_copy_(flat, [part[: tensor.numel()] for tensor, part in parts])
 
 
 def _noise(
-    batch: Sequence[Sampled], sizes: Sequence[int], device: torch.device, of: tuple[int, int]
+    batch: Sequence[WeightSample], sizes: Sequence[int], device: torch.device, of: tuple[int, int]
 ) -> torch.Tensor:
     """Return the noise that each weight has alone, int16 `[sum(sizes)]`."""
     when, row = of

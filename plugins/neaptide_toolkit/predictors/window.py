@@ -12,7 +12,7 @@ from neaptide.text import one_line
 from neaptide_toolkit.saved_form import counter
 
 from .held_tensors import HeldTensor, held_bytes, pieces
-from .sampling import Sampled, add_samples, all_finite
+from .sampling import WeightSample, add_samples, all_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,12 +122,12 @@ class Window:
     def add_all(self, names: Iterable[str], weights: Iterable[torch.Tensor]) -> None:
         """Call `add` for each weight, with the same bits. The weights have one dtype and device."""
         index = (self.position + 1) // self.plan.every - 1
-        taken: list[Sampled] = []
+        taken: list[WeightSample] = []
         for name, weight in zip(names, weights, strict=True):
             rows = self.rows.get(name)
             if rows is not None and self.counts.get(name, 0) == index and weight.numel():
                 self.counts[name] = index + 1
-                taken.append(Sampled(name, weight, rows, self.references.get(name)))
+                taken.append(WeightSample(name, weight, rows, self.references.get(name)))
         if taken:
             finite = all_finite([each.weight for each in taken])
             before = self._finite.get(finite.device)

@@ -107,7 +107,8 @@ class WindowPredictor(Plugin[S]):
 
     def _warn(self, event: str, **values: Any) -> bool:
         if self._run is not None:
-            self._run.log.warning(f"{self.name}.{event}", **values)
+            name = f"{self.name}.{event}"
+            self._run.log.warning(name, **values)
         return True
 
     @property
@@ -273,10 +274,8 @@ class WindowPredictor(Plugin[S]):
         if window is None:
             return {}
         seen = float(min(window.position, window.length))
-        figures = {"window": float(window.length), "seen": seen}
-        if self._deltas is not None:
-            figures["waiting"] = float(self._deltas.count)
-        return figures
+        waiting = {} if self._deltas is None else {"waiting": float(self._deltas.count)}
+        return {"window": float(window.length), "seen": seen, **waiting}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window, the unapplied deltas, and the count of updates."""

@@ -13,7 +13,16 @@ from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny
 from torch import nn
 from torch.nn import functional
 
-from neaptide import FULL, NOTES, ConfigError, HybridTrainer, Loss, Outcome, hookimpl
+from neaptide import (
+    FULL,
+    NOTES,
+    CheckpointError,
+    ConfigError,
+    HybridTrainer,
+    Loss,
+    Outcome,
+    hookimpl,
+)
 from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
@@ -329,6 +338,29 @@ def test_a_resume_inside_an_accumulation_knows_what_carries_the_scale(tmp_path: 
     expected = train(0, 6)
     train(0, 3, save=True)
     assert expected == train(3, 6, load=True)
+
+
+def test_scaled_gradients_are_not_loaded_where_nothing_unscales_them(tmp_path: Path) -> None:
+    def trainer_in(precision: str) -> tuple[HybridTrainer, list[Any]]:
+        return tiny_trainer({"plugins": {"mixed-precision": {"dtype": precision}, **ACROSS}})
+
+    scaled, batches = trainer_in("fp16")
+    with scaled:
+        scaled.step(batches[0])
+        assert scaler_of(scaled).carried
+        scaled.save(tmp_path / "checkpoint")
+    other, _ = trainer_in("bf16")
+    with other, pytest.raises(CheckpointError, match="have the loss scale of fp16; resume it with"):
+        other.load(tmp_path / "checkpoint", allow_changes=True)
+
+
+def test_bf16_and_fp32_cost_no_middleware_around_the_backward_and_the_update() -> None:
+    hooks = ("around_train_step", "around_backward", "around_optimizer_step")
+    for precision, expected in (("fp32", False), ("bf16", False), ("fp16", True)):
+        with small_trainer({"dtype": precision}) as trainer:
+            plugin = trainer.hooks.plugins["mixed-precision"]
+            found = [getattr(plugin, hook)() is not None for hook in hooks]
+        assert [expected] * 3 == found
 
 
 def refuse(gradient: torch.Tensor) -> None:

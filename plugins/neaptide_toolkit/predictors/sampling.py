@@ -10,7 +10,7 @@ from torch._utils import _flatten_dense_tensors
 from .held_tensors import GROUP, PIECE, HeldTensor, cut, draw, pieces, seed_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SMALL = 1 << 14
 """The most elements of a weight that is copied into one tensor together with others."""
@@ -36,22 +36,28 @@ def all_finite(weights: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def add_samples(
-    taken: Sequence[WeightSample], shares: Sequence[float], began: int, index: int
+    weights: Mapping[str, torch.Tensor],
+    rows: Mapping[str, list[HeldTensor]],
+    references: Mapping[str, HeldTensor],
+    shares: Sequence[float],
+    began: int,
+    index: int,
 ) -> None:
     """Add `shares[j] * (weight - reference)` of sample `index` to row j of each weight.
 
     The weights have one dtype and device. Sample 0 becomes the reference first, if there is one.
     The bits do not depend on which weights are given together. `began + index` seeds the rounding.
     """
-    held, weight = taken[0].rows[0].values, taken[0].weight
+    name, weight = next(iter(weights.items()))
+    held = rows[name][0].values
     fits = weight.dtype == torch.float32 and weight.device == held.device
     if fits and held.dtype == torch.float32:  # no temporary memory, of large weights neither
-        weights = [each.weight for each in taken]
         for row, share in enumerate(shares):
             if share:
-                sums = [each.rows[row].values for each in taken]
-                torch._foreach_add_(sums, weights, alpha=share)
+                sums = [rows[name][row].values for name in weights]
+                torch._foreach_add_(sums, list(weights.values()), alpha=share)
         return
+    taken = [WeightSample(n, w, rows[n], references.get(n)) for n, w in weights.items()]
     together = fits and held.dtype == torch.bfloat16
     small = [each for each in taken if together and each.weight.numel() <= SMALL]
     for each in taken:

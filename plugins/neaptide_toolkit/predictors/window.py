@@ -12,7 +12,7 @@ from neaptide.text import one_line
 from neaptide_toolkit.saved_form import counter
 
 from .held_tensors import HeldTensor, held_bytes, pieces
-from .sampling import WeightSample, add_samples, all_finite
+from .sampling import add_samples, all_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,17 +122,19 @@ class Window:
     def add_all(self, names: Iterable[str], weights: Iterable[torch.Tensor]) -> None:
         """Call `add` for each weight, with the same bits. The weights have one dtype and device."""
         index = (self.position + 1) // self.plan.every - 1
-        taken: list[WeightSample] = []
-        for name, weight in zip(names, weights, strict=True):
-            rows = self.rows.get(name)
-            if rows is not None and self.counts.get(name, 0) == index and weight.numel():
-                self.counts[name] = index + 1
-                taken.append(WeightSample(name, weight, rows, self.references.get(name)))
+        counts, known = self.counts, self.rows
+        taken = {
+            name: weight
+            for name, weight in zip(names, weights, strict=True)
+            if name in known and counts.get(name, 0) == index and weight.numel()
+        }
         if taken:
-            finite = all_finite([each.weight for each in taken])
+            counts.update(dict.fromkeys(taken, index + 1))
+            finite = all_finite(list(taken.values()))
             before = self._finite.get(finite.device)
             self._finite[finite.device] = finite if before is None else before & finite
-            add_samples(taken, self.coefficients(index, self.plan.samples), self.began, index)
+            shares = self.coefficients(index, self.plan.samples)
+            add_samples(taken, known, self.references, shares, self.began, index)
 
     def advance(self) -> bool:
         """Count one update; return whether its samples are finite."""

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class NeaptideError(Exception):
-    """Base of all errors that a user can solve. The command line exits with `exit_code`."""
+    """Base of all errors that a user can solve.
+
+    The command line prints the text and exits with `exit_code`.
+    """
 
     exit_code: ClassVar[int] = 1
 

@@ -205,7 +205,10 @@ class Jump:
 
 @attrs.define(eq=False)
 class StepResult:
-    """The result of `trainer.step`. Reads of `loss`, `grad_norm` and repr wait for the device."""
+    """The result of `trainer.step`.
+
+    A read of `loss`, `grad_norm` or the repr waits for the device.
+    """
 
     step: int
     """Number of ordinary updates, including this step."""

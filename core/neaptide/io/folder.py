@@ -101,7 +101,10 @@ class Folder:
         self._attach(again)
 
     def folder(self, name: str, *, make: bool = False) -> Folder:
-        """Open a folder in this folder; `make` makes it. OSError if missing, a link, no folder."""
+        """Open a folder in this folder; with `make` create it if it is missing.
+
+        Raises OSError if it is missing, a link or not a folder.
+        """
         inner = Folder.__new__(Folder)
         inner._enter(self, name, make=make)  # noqa: SLF001 - of the same class
         return inner

@@ -133,7 +133,10 @@ class Loop:
         return StepResult(state.step, phase, trained.outcome, jump, memory, seconds, *more)
 
     def abandon(self) -> None:
-        """Drop the gradients of a step that raised, unless all of them are of earlier steps."""
+        """Drop the gradients of a step that raised.
+
+        If the step has added no gradients, gradients that earlier steps accumulated are kept.
+        """
         if self._added or not self.state.accumulation.pieces:
             self.store.zero_gradients()
             self.state.accumulation = Accumulation()

@@ -167,7 +167,10 @@ class Recorder:
         self._phase = result.phase
 
     def phase_ends(self, phase: Phase | None) -> None:
-        """Store the memory peak of the phase that ends (None: there is none); reset the meter."""
+        """Store the memory peak of the phase that ends. Then reset the meter.
+
+        Before the first phase, `phase` is None, and the peak is not stored.
+        """
         if self._meter is None:
             return
         if phase is not None:

@@ -3,18 +3,17 @@
     python bench/models/loading.py [--gib G] [--rounds N] [--dtype NAME] [--json PATH]
 
 A Llama with random weights in bfloat16 is written to a temporary folder, in shards. Each round
-measures every way in a process of its own, in an order that changes: reading the files in blocks
-of 8 MiB; a run of `hf:FOLDER` with resident weights; the same run with layer-streaming; and
-`from_pretrained` of transformers. Before each, the files leave the page cache. Seconds begin after
-the imports, and end when every page of the weights is in memory. Memory is the peak of anonymous
-memory (`RssAnon`) minus what there was before and minus the weights; it is negative where weights
-are pages of the files. Ratios are to reading in the same round.
+measures every way in a process of its own, in an order that changes: reading the files in blocks of
+8 MiB; reading them into memory that stays; a run of `hf:FOLDER` with resident weights; the same run
+with layer-streaming; and `from_pretrained` of transformers. Before each, the files leave the page
+cache. Seconds begin after the imports, and end when every page of the weights is in memory. Memory
+is the peak of anonymous memory (`RssAnon`) minus what there was before and minus the weights; it is
+negative where weights are pages of the files. Ratios are to reading in the same round.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import mmap
 import os
@@ -25,126 +24,32 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from loads.files import cool, shards, write
+from loads.memory import AnonymousPeak, have_memory
+from torch import nn
+from transformers import AutoModelForCausalLM
 
 from neaptide import HybridTrainer
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.machine.facts import facts
+from neaptide_toolkit.offload.pages import Pages, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import nn
-
-WAYS = "reading", "resident", "streamed", "transformers"
+WAYS = "reading", "reading, kept", "resident", "streamed", "transformers"
 TINY = "tiny"
 """The folder of a model that each process loads first."""
+_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **os.environ}
+"""The first is what `neaptide run` sets: threads that wait leave their cores to the kernel."""
 _MIB, _GIB = 2**20, 2**30
 _BLOCK = 8 * _MIB
 _PAGE = mmap.PAGESIZE
-_LAYERS = 16
-_SHARDS = 4
 _COLD = 0.01
 """The largest share of the files in the page cache of which one may say that it is cold."""
-
-
-def width_of(gib: float) -> int:
-    """Return the width at which the decoder layers take about `gib` in bfloat16."""
-    return max(64, round((gib * _GIB / 2 / _LAYERS / 12) ** 0.5 / 64) * 64)
-
-
-def write(folder: Path, gib: float) -> None:
-    """Write a Llama with random weights in bfloat16, one shard at a time."""
-    width = width_of(gib)
-    config = LlamaConfig(
-        vocab_size=4096,
-        hidden_size=width,
-        intermediate_size=width * 8 // 3,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=width // 64,
-        architectures=["LlamaForCausalLM"],
-        dtype="bfloat16",
-        tie_word_embeddings=False,
-    )
-    config.save_pretrained(folder)
-    with torch.device("meta"):
-        shapes = {name: one.shape for name, one in LlamaForCausalLM(config).state_dict().items()}
-    torch.manual_seed(0)
-    names = [*shapes]
-    each = -(-len(names) // _SHARDS)
-    placed, total = {}, 0
-    for number in range(_SHARDS):
-        file = f"model-{number + 1:05d}-of-{_SHARDS:05d}.safetensors"
-        shard = {
-            name: torch.empty(shapes[name], dtype=torch.bfloat16).normal_(std=0.02)
-            for name in names[number * each : (number + 1) * each]
-        }
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        placed |= dict.fromkeys(shard, file)
-        total += sum(one.nbytes for one in shard.values())
-    index = {"metadata": {"total_size": total}, "weight_map": placed}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-
-
-def shards(folder: Path) -> list[Path]:
-    """Return the files of weights."""
-    return sorted(folder.glob("*.safetensors"))
-
-
-def cool(folder: Path) -> float:
-    """Let the files leave the page cache; return the share of their pages that stays."""
-    kept = pages = 0
-    for path in shards(folder):
-        with path.open("rb") as file:
-            os.fsync(file)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            with mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
-                seen = (ctypes.c_ubyte * (-(-len(mapped) // _PAGE)))()
-                place = ctypes.c_char.from_buffer(mapped)
-                length = ctypes.c_size_t(len(mapped))
-                if ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(place), length, seen):
-                    raise OSError(ctypes.get_errno(), "mincore")
-                del place
-            kept += sum(one & 1 for one in seen)
-            pages += len(seen)
-    return kept / pages
-
-
-class AnonymousPeak:
-    """Samples the anonymous memory of the process in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.before = self.peak = anonymous()
-        self._ended = Event()
-        self._thread = Thread(target=self._sample)
-
-    def _sample(self) -> None:
-        while not self._ended.wait(0.002):
-            self.peak = max(self.peak, anonymous())
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-        self._ended.set()
-        self._thread.join()
-        self.peak = max(self.peak, anonymous())
-
-
-def anonymous() -> int:
-    """Return the bytes of anonymous memory of this process."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("RssAnon")
 
 
 def read(folder: Path) -> None:
@@ -154,6 +59,19 @@ def read(folder: Path) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(block):
                 pass
+
+
+def kept(folder: Path) -> nn.Module:
+    """Read the files in blocks into memory that stays."""
+    model = nn.Module()
+    for place, path in enumerate(shards(folder)):
+        _, flat = mapped(path.stat().st_size, Pages)
+        model.register_parameter(str(place), nn.Parameter(flat, requires_grad=False))
+        room = memoryview(flat.numpy())
+        with path.open("rb", buffering=0) as file:
+            while room:
+                room = room[file.readinto(room[:_BLOCK]) :]
+    return model
 
 
 def run(folder: Path, dtype: str, plugins: dict[str, Any]) -> HybridTrainer:
@@ -188,12 +106,13 @@ def one(way: str, folder: Path, dtype: str) -> dict[str, Any]:
     """Measure a way in this process."""
     ways: dict[str, Callable[[Path], nn.Module | HybridTrainer | None]] = {
         "reading": read,
+        "reading, kept": kept,
         "resident": lambda path: run(path, dtype, {}),
         "streamed": lambda path: run(path, dtype, {"layer-streaming": {"resident": 0}}),
         "transformers": lambda path: pretrained(path, dtype),
     }
     touched(ways[way](folder / TINY))  # imports what is imported late
-    _have_memory(2 * sum(path.stat().st_size for path in shards(folder)))
+    have_memory(2 * sum(path.stat().st_size for path in shards(folder)))
     stayed = cool(folder)
     with AnonymousPeak() as memory:
         began = time.perf_counter()
@@ -201,13 +120,6 @@ def one(way: str, folder: Path, dtype: str) -> dict[str, Any]:
         held = touched(loaded)
         took = time.perf_counter() - began
     return {"seconds": took, "beyond": memory.peak - memory.before - held, "stayed": stayed}
-
-
-def _have_memory(size: int) -> None:
-    """Use memory once. A virtual machine then need not get it from its host while it is timed."""
-    with mmap.mmap(-1, size) as room:
-        for start in range(0, size, _PAGE):
-            room[start] = 1
 
 
 def rounds(folder: Path, count: int, dtype: str) -> Iterator[dict[str, dict[str, Any]]]:
@@ -218,7 +130,9 @@ def rounds(folder: Path, count: int, dtype: str) -> Iterator[dict[str, dict[str,
         found = {}
         for way in order:
             command = [sys.executable, __file__, "--way", way, str(folder), "--dtype", dtype]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 - ours
+            done = subprocess.run(  # noqa: S603 - ours
+                command, stdout=subprocess.PIPE, text=True, check=True, env=_SETTINGS
+            )
             found[way] = json.loads(done.stdout.splitlines()[-1])
         yield found
 
@@ -275,9 +189,8 @@ def main() -> None:
     print("| | seconds | x reading | anonymous MiB beyond the weights |\n|---|---|---|---|")
     for each in rows:
         beyond = [bytes_ / _MIB for bytes_ in each["anonymous_beyond_weights"]]
-        print(
-            f"| {each['way']} | {shown(each['seconds'], '.2f')} | {shown(each['x_reading'], '.2f')} | {shown(beyond, ',.0f')} |"
-        )
+        seconds, ratio = shown(each["seconds"], ".2f"), shown(each["x_reading"], ".2f")
+        print(f"| {each['way']} | {seconds} | {ratio} | {shown(beyond, ',.0f')} |")
     if given.json:
         report = {
             "machine": facts(),

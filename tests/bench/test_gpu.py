@@ -29,6 +29,7 @@ NOT_FOR_A_GPU = {
     "data": "it reads and tokenizes files, and trains on a CPU beside it",
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",
+    "loading": "it reads files into RAM",
     "plan": "it compares bytes on a CPU, and on a simulated GPU",
     "predict": "it counts passes; tests/simulated_gpu runs it on a device",
     "reliability": "it damages files",
@@ -94,7 +95,8 @@ def test_every_model_is_a_configuration_of_the_scale_bench(bench: SimpleNamespac
 
 def test_every_bench_is_run_or_is_not_for_a_gpu(bench: SimpleNamespace) -> None:
     run = {Path(word).stem for step in bench.steps.STEPS for word in step.real if "bench/" in word}
-    scripts = {path.stem for path in (*BENCH.glob("*.py"), *BENCH.glob("plugins/*.py"))}
+    folders = (BENCH, BENCH / "plugins", BENCH / "models")
+    scripts = {path.stem for folder in folders for path in folder.glob("*.py")}
     assert scripts == run | set(NOT_FOR_A_GPU)
     assert not run & set(NOT_FOR_A_GPU)
 

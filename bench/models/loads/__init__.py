@@ -1,0 +1,1 @@
+"""What `loading.py` loads, and how it measures memory."""

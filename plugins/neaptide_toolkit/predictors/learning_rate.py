@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from neaptide.api.stash import StashKey
 
 if TYPE_CHECKING:
     from neaptide.api.stash import Stash
 
-RateFactor: TypeAlias = Callable[[int], float]
+RateFactor = Callable[[int], float]
 """Maps a number of updates to the factor of the peak rate in the update that follows them."""
 
 RATE_FACTOR: StashKey[RateFactor] = StashKey("learning-rate.factor")

@@ -176,10 +176,7 @@ class OptimizerSection(ConfigSection):
     )
     lr: float = field(1e-3, validator=_positive, help="peak learning rate")
     options: Mapping[str, Any] = field(
-        _EMPTY,
-        validator=_table,
-        help="other arguments of the optimizer, such as `weight_decay`; Adam and AdamW get "
-        "`fused = true` where PyTorch has a fused step, unless they name a form of the step",
+        _EMPTY, validator=_table, help="like `weight_decay`; Adam and AdamW are `fused` if they can"
     )
 
 

@@ -43,7 +43,7 @@ def long_norm(tensor: torch.Tensor) -> float:
     """Return the L2 norm of a dense tensor, to 5 digits: one long float32 sum would have 3."""
     wide, norm = widest(tensor.device), 0.0
     if tensor.is_contiguous() and tensor.dtype == torch.float32:
-        parts = torch._foreach_norm(torch.split(tensor.view(-1), 1 << 14))  # noqa: SLF001 - as torch's own
+        parts = torch._foreach_norm(torch.split(tensor.view(-1), 1 << 15))  # noqa: SLF001 - as torch's own
         norm = float(torch.linalg.vector_norm(torch.stack(parts), dtype=wide))
     if not _LEAST < norm < math.inf:
         norm = float(torch.linalg.vector_norm(tensor, dtype=wide))

@@ -15,15 +15,20 @@ def test_the_bench_writes_what_a_norm_adds(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", str(BENCH / "gradient_norm.py")),
-            *("--pairs", "3", "--models", "2", "--json", str(path)),
+            *("--pairs", "3", "--models", "2", "--jump", "100000", "--json", str(path)),
         ],
         capture_output=True,
         text=True,
         check=False,
     )
     assert 0 == done.returncode, done.stderr
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    written = json.loads(path.read_text(encoding="utf-8"))
+    rows = written["rows"]
     assert ["three layers", "GPT, batch 4 x 32"] == [row["model"] for row in rows]
     for row in rows:
         assert row["ms_an_update"] > 0
         assert row["default"] == row["every"] / 10
+    assert ["the guard's", "one float64 sum", "one float32 sum"] == [
+        row["way"] for row in written["jump"]
+    ]
+    assert all(row["ms"] > 0 and row["relative_error"] < 1e-4 for row in written["jump"])

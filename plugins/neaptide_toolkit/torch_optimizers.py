@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from neaptide.errors import ConfigError, suggest
 from neaptide.run.defaults import check_arguments, import_object
@@ -83,7 +84,7 @@ def _is_fused(found: Any, parameters: Iterable[nn.Parameter], options: Mapping[s
         and _FORMS.isdisjoint(options)
         and all(
             type(one) is torch.nn.Parameter
-            and one.device.type in {"cpu", "cuda"}
+            and one.device.type in _get_fused_kernels_supported_devices()
             and one.dtype in _DTYPES
             and one.is_contiguous()
             for one in parameters

@@ -135,6 +135,7 @@ STEPS = (
     _other("overhead", "--rounds", "2", "--steps", "3"),
     _other("gradient_norm", "--pairs", "2", "--models", "1", real=("--pairs", "50")),
     _other("plugins/plugin_cost", "--rounds", "2"),
+    _other("plugins/by_hand", "--rounds", "2"),
     _other("predict_cost", "--updates", "20", "--block", "10", real=("--updates", "400")),
 )  # fmt: skip
 """All steps that need a GPU, by slice and worth."""

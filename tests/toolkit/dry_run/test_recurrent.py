@@ -16,6 +16,9 @@ from neaptide_toolkit.dry_run.unknown import Unknown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# PyTorch says it once in a process, whichever test asks first.
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported:UserWarning")
+
 LENGTH, ROWS, WIDTH, HIDDEN = 5, 3, 4, 6
 
 

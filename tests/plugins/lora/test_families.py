@@ -64,7 +64,7 @@ def test_lora_streams_to_the_bit_and_peft_reads_it(family: str, tmp_path: Path) 
     check(family, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "t5", "vit"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_qlora_streams_to_the_bit_and_peft_reads_it(family: str, tmp_path: Path) -> None:
     check(family, tmp_path, base="nf4")
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 PREPARED = {
     "triton": "simulated_gpu.triton.driver",
     "torch.distributed.distributed_c10d": "simulated_gpu.distributed",
+    "bitsandbytes.backends.default.ops": "simulated_gpu._bitsandbytes",
 }
 """By package: the module whose `install` prepares it."""
 WITHOUT_KERNELS = frozenset({"bitsandbytes.backends.cuda.ops"})

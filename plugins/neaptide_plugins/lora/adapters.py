@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
-from peft import LoraConfig, LoraModel, get_peft_model_state_dict
+from peft import LoraConfig, LoraModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save
 from transformers.pytorch_utils import Conv1D
 
 from neaptide.io.folder import Folder
+from neaptide_toolkit.saved_runs.adapters import (
+    CONFIG,
+    NAME,
+    WEIGHTS,
+    adapter_config,
+    adapter_tensors,
+)
 
 from .fast_paths import without_fast_paths
 from .held_weights import hold
@@ -25,10 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .config import LoraSettings
-
-_NAME = "default"
-_PREFIX = "base_model.model."
-"""What a `PeftModel` puts before the names of the model's parameters."""
 
 
 @attrs.frozen(eq=False)
@@ -107,7 +109,7 @@ def add_adapters(model: nn.Module, settings: LoraSettings) -> AddedAdapters:
         del layers, targets
     with warnings.catch_warnings():  # where only some layers are transposed, peft sets it for each
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
-        tuner = LoraModel(model, config, _NAME)
+        tuner = LoraModel(model, config, NAME)
     adapters = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     restore = without_fast_paths(model, adapters)
     added = tuple(one for one in model.parameters() if one.requires_grad)
@@ -134,24 +136,8 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
     Raises:
         ValueError: the model has no adapter.
     """
-    config = getattr(model, "peft_config", {}).get(_NAME)
-    if config is None:
-        msg = f"{type(model).__name__} has no adapter that lora has added"
-        raise ValueError(msg)
+    config = adapter_config(model, getattr(model, "name_or_path", None) or None)
     tensors = {
-        f"{_PREFIX}{name}": tensor.detach().cpu().contiguous()
-        for name, tensor in get_peft_model_state_dict(model, adapter_name=_NAME).items()
+        name: tensor.detach().cpu().contiguous() for name, tensor in adapter_tensors(model).items()
     }
-    told: dict[str, Any] = {
-        **config.to_dict(),
-        "inference_mode": True,
-        "base_model_name_or_path": getattr(model, "name_or_path", None) or None,
-        "auto_mapping": {
-            "base_model_class": type(model).__name__,
-            "parent_library": type(model).__module__,
-        },
-    }
-    return {
-        "adapter_model.safetensors": save(tensors, metadata={"format": "pt"}),
-        "adapter_config.json": json.dumps(told, indent=2, sort_keys=True, default=sorted).encode(),
-    }
+    return {WEIGHTS: save(tensors, metadata={"format": "pt"}), CONFIG: config}

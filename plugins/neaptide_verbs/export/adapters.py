@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 import torch
-from peft import get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from neaptide.errors import ConfigError
 from neaptide.run.saved_weights import check_names
 from neaptide.text import one_line
+from neaptide_toolkit.saved_runs.adapters import CONFIG, adapter_config, adapter_tensors
 from neaptide_toolkit.saved_runs.building import LORA, build
 
 from .views import outlined, storage, whole
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
     from .views import View
 
-FILE = "adapter_model.safetensors"
-_NAME = "default"
-_PREFIX = "base_model.model."
-"""What a `PeftModel` puts before the names of the model's parameters."""
 _BASE = "base_layer."
 
 
@@ -56,21 +52,14 @@ class TunedArchitecture:
     def views(self, saved: Mapping[str, SavedTensor]) -> dict[str, View]:
         """Return the tensors of an adapter's file, by the names that peft gives them."""
         names = {storage(one): name for name, one in self.model.named_parameters()}
-        found = get_peft_model_state_dict(self.model, adapter_name=_NAME)
-        sources = {f"{_PREFIX}{name}": names[storage(one)] for name, one in found.items()}
+        found = adapter_tensors(self.model)
+        sources = {name: names[storage(one)] for name, one in found.items()}
         check_names("parameter", {one for one in saved if "lora_" in one}, {*sources.values()})
         return {name: whole(source, saved[source].shape) for name, source in sources.items()}
 
     def write(self, directory: Path) -> None:
-        """Write `adapter_config.json`."""
-        config = copy.deepcopy(self.model.peft_config[_NAME])
-        config.inference_mode = True
-        config.base_model_name_or_path = self.named
-        config.auto_mapping = {
-            "base_model_class": type(self.model).__name__,
-            "parent_library": type(self.model).__module__,
-        }
-        config.save_pretrained(directory)
+        """Write the configuration of the adapter."""
+        (directory / CONFIG).write_bytes(adapter_config(self.model, self.named))
 
     def merged(self, saved: Mapping[str, SavedTensor]) -> dict[str, SavedTensor | MergedTensor]:
         """Return the weights of the model without adapters, by name; the adapters are in them.

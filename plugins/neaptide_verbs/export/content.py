@@ -80,7 +80,9 @@ def _adapter(
     saved: SavedRun, weights: Mapping[str, SavedTensor], dtypes: Mapping[str, torch.dtype]
 ) -> ExportedContent:
     with needing(LORA, f"plugins.{LORA}"):
-        from .adapters import FILE, TunedArchitecture  # noqa: PLC0415 - it needs peft
+        from neaptide_toolkit.saved_runs.adapters import WEIGHTS  # noqa: PLC0415 - it needs peft
+
+        from .adapters import TunedArchitecture  # noqa: PLC0415 - likewise
 
     tuned = TunedArchitecture.of(saved)
     kind = type(tuned.model).__name__
@@ -89,7 +91,7 @@ def _adapter(
     def write(directory: Path, _dtypes: Sequence[torch.dtype]) -> None:
         tuned.write(directory)
 
-    return ExportedContent(views, weights, dtypes, write, kind, FILE, is_adapter=True)
+    return ExportedContent(views, weights, dtypes, write, kind, WEIGHTS, is_adapter=True)
 
 
 def _for_transformers(

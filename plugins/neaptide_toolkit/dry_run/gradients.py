@@ -23,7 +23,7 @@ _ON_ZEROS = {
     _ATEN.scatter.value: _ATEN.scatter_.value,
     _ATEN.scatter_add.default: _ATEN.scatter_add_.default,
 }
-_OF_A_TENSOR, _OF_ITS_STORAGE, _IN_PYTHON = 4, 2, 6
+_OF_A_TENSOR, _OF_ITS_STORAGE, _IN_PYTHON = 4, 2, 4
 """References to a sum of gradients that only autograd's engine holds: one is the engine's, and the
 others are of the call itself."""
 
@@ -44,8 +44,13 @@ class Backward:
         self._enter()
         if operation in _ON_ZEROS:
             return _ON_ZEROS[operation] if zeros == _identity(args[0]) else operation
-        adds = operation is _ATEN.add.Tensor and not kwargs
-        return _ATEN.add_.Tensor if adds and self._is_a_sum(*args) else operation
+        if operation is _ATEN.add.Tensor and not kwargs:
+            # Here, because a call in Python may hold what it gives, and does after a failed
+            # compilation of torch: frames are then evaluated in another way.
+            in_python = sys.getrefcount(args[0])
+            if in_python <= _IN_PYTHON and self._is_a_sum(*args):
+                return _ATEN.add_.Tensor
+        return operation
 
     def made(self, operation: Any, result: Any) -> None:
         """Note what an operation made."""
@@ -76,11 +81,7 @@ class Backward:
 def _is_of_the_engine(held: torch.Tensor) -> bool:
     references: int = held._use_count()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
     of_storage = torch._C._storage_Use_Count(_identity(held))  # noqa: SLF001 - as above
-    return bool(
-        references <= _OF_A_TENSOR
-        and of_storage <= _OF_ITS_STORAGE
-        and sys.getrefcount(held) <= _IN_PYTHON
-    )
+    return bool(references <= _OF_A_TENSOR and of_storage <= _OF_ITS_STORAGE)
 
 
 def _is_dense(held: torch.Tensor) -> bool:

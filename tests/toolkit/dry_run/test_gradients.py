@@ -130,3 +130,12 @@ def test_a_backward_makes_what_it_makes_with_values(
         loss.backward()  # type: ignore[no-untyped-call]
         made = [one.bytes for one in log.changes[before:]]
     assert sum(one for one in made if one >= SIZE * SIZE) == made_by_pytorch(code)
+
+
+def test_a_compilation_that_failed_before_changes_nothing() -> None:
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        torch.compile(products, backend=fails)(torch.ones(3))
+    test_a_backward_makes_what_it_makes_with_values(products)

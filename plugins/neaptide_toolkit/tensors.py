@@ -66,3 +66,13 @@ def _collect(values: Iterable[Any], found: list[torch.Tensor]) -> None:
             found.append(value)
         elif isinstance(value, _NESTS):
             _collect(value.values() if isinstance(value, dict) else value, found)
+
+
+def laid_out_as(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return `gradient` with the strides of `weight`; a sparse one as it is.
+
+    A fused step of torch on a CPU ignores strides, and on CUDA refuses others.
+    """
+    if gradient.layout != torch.strided or gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)

@@ -11,12 +11,13 @@ from neaptide.api.memory import tier_of
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.spans import Change, Evictable, Keeper, Leaves, Mode, Refuge, Span
 from neaptide.norms import norm_of, on_device, total_norm
+from neaptide_toolkit.tensors import laid_out_as
 
 from .evicted import Evictions, is_whole
 from .lending import evictable_state, evictable_weights, lent_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from torch import nn
 
@@ -167,6 +168,9 @@ class ResidentStore(ParameterStore):
             for parameter, keeper in self._kept.items():
                 parameter.data = keeper.read()
                 lent.append((parameter, keeper))
+            for group in self.optimizer.param_groups:
+                if group.get("fused"):
+                    _lay_out_gradients(group["params"])
             super().step()
         finally:
             for parameter, keeper in lent:
@@ -273,6 +277,15 @@ class ResidentStore(ParameterStore):
             number = isinstance(factor, float) and device.type == "cpu" and factor not in _POWERS
             exact = torch.tensor(factor, dtype=torch.float64) if number else factor
             torch._foreach_mul_(gradients, on_device(exact, device))
+
+
+def _lay_out_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Give gradients that were set by hand the strides of their weights; autograd's have them."""
+    for parameter in parameters:
+        if (gradient := parameter.grad) is not None:
+            laid_out = laid_out_as(parameter, gradient)
+            if laid_out is not gradient:
+                parameter.grad = laid_out
 
 
 def _hollow(parameter: nn.Parameter) -> torch.Tensor:

@@ -18,6 +18,7 @@ from torch import nn, optim
 from neaptide.errors import ModelError
 from neaptide_kernels.adamw_split.split_master import join, split
 from neaptide_toolkit.optimizer_hooks import no_hooks_of_all, plain_step
+from neaptide_toolkit.tensors import laid_out_as
 
 from .step_hooks import hooks_of_twin
 
@@ -196,10 +197,7 @@ def _proxy(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> nn.Pa
         adopt_lo(item, state)
         weight = join(weight, item.lo)
     proxy = nn.Parameter(weight, requires_grad=False)
-    gradient = item.gradient.detach().to(proxy.dtype)
-    if gradient.stride() != proxy.stride():  # a fused step on a CPU ignores strides
-        gradient = torch.empty_like(proxy).copy_(gradient)
-    proxy.grad = gradient
+    proxy.grad = laid_out_as(proxy, item.gradient.detach().to(proxy.dtype))
     return proxy
 
 

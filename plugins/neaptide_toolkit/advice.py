@@ -11,7 +11,6 @@ import attrs
 from neaptide.config import RunConfig, unstructure
 from neaptide.config.layers import ENV_PREFIX
 from neaptide.config.tables import leaves
-from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import PREDICTOR
 
 if TYPE_CHECKING:
@@ -20,23 +19,8 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 
-def check_one_length(config: RunConfig) -> None:
-    """Raise ConfigError if both `train.steps` and `train.epochs` say how long to train."""
-    train = config.train
-    if train.epochs is not None and train.steps != RunConfig().train.steps:
-        msg = (
-            f"train.steps = {train.steps} says how long to train, too; set one of both "
-            f"(got {train.epochs}) @ train.epochs"
-        )
-        raise ConfigError(msg)
-
-
 def on_lengths(config: RunConfig, ordered: Iterable[PluginSpec]) -> Iterator[str]:
-    """Yield a line for each setting that has no effect in a run of `train.steps` updates.
-
-    Raises ConfigError if `train.epochs` is set, too.
-    """
-    check_one_length(config)
+    """Yield a line for each setting that has no effect in a run of `train.steps` updates."""
     steps, phases = config.train.steps, config.phases
     if config.train.epochs is not None:
         return  # the data say how many updates these are

@@ -12,8 +12,6 @@ import attrs
 from neaptide.errors import ConfigError
 from neaptide.run import assembly
 
-from .advice import check_one_length
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -40,7 +38,6 @@ def in_updates(
     train = config.train
     if train.epochs is None:
         return config
-    check_one_length(config)
     if own_loop:
         msg = (
             f"epochs are passes over the data that [data] names; for your own data set train.steps "

@@ -45,6 +45,15 @@ def _device(_: object, attribute: attrs.Attribute[str], value: str) -> None:
         raise ValueError(msg)
 
 
+def _without_steps(train: Any, _: object, epochs: int | None) -> None:
+    if epochs is not None and train.steps != attrs.fields(TrainSection).steps.default:
+        msg = (
+            f"'epochs' and 'steps' (now {train.steps}) both say how long to train; set one "
+            f"of them (got {epochs})"
+        )
+        raise ValueError(msg)
+
+
 _EMPTY: Any = attrs.Factory(dict)
 _flag = instance_of(bool)
 _string = instance_of(str)
@@ -135,7 +144,9 @@ class TrainSection(ConfigSection):
     """How long to train, on which device, and when to stop."""
 
     steps: int = field(1000, validator=_at_least(1), help="updates in the whole run")
-    epochs: int | None = field(None, validator=optional(_at_least(1)), help="passes over the data")
+    epochs: int | None = field(
+        None, validator=and_(optional(_at_least(1)), _without_steps), help="passes over the data"
+    )
     batch_size: int = field(
         16, validator=_at_least(1), help="samples per update, in all micro-batches together"
     )
@@ -176,7 +187,10 @@ class OptimizerSection(ConfigSection):
     )
     lr: float = field(1e-3, validator=_positive, help="peak learning rate")
     options: Mapping[str, Any] = field(
-        _EMPTY, validator=_table, help="like `weight_decay`; Adam and AdamW are `fused` if they can"
+        _EMPTY,
+        validator=_table,
+        help="other arguments of the optimizer, such as `weight_decay`; Adam and AdamW are fused "
+        "where PyTorch can, unless `fused = false`",
     )
 
 

@@ -149,7 +149,10 @@ def test_check_warns_of_what_has_no_effect_or_is_missing(
         ),
         (
             ("train.epochs=3",),
-            "train.steps = 24 says how long to train, too; set one of both (got 3) @ train.epochs",
+            (
+                "'epochs' and 'steps' (now 24) both say how long to train; set one of them (got 3) "
+                "@ train.epochs (from --set)"
+            ),
         ),
         (
             ("schedule.name=linear", "schedule.warmup_steps=5"),

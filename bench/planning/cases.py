@@ -25,15 +25,17 @@ TEXT = (
 )
 IMAGES = ("vit", "convnext", "resnet")
 """Families of transformers."""
-TIMM = {
-    "vit_tiny_patch16_224": 64,
-    "mixer_s32_224": 64,
-    "swin_tiny_patch4_window7_224": 56,
-    "efficientnet_b0": 64,
-    "regnetx_002": 64,
-    "convnext_atto": 64,
+TIMM: dict[str, dict[str, int]] = {
+    "vit_tiny_patch16_224": {"img_size": 64},
+    "mixer_s32_224": {"img_size": 64},
+    "swin_tiny_patch4_window7_224": {"img_size": 56},
+    "efficientnet_b0": {},
+    "regnetx_002": {},
+    "convnext_atto": {},
 }
-"""Models of timm, and the sides of their images."""
+"""Models of timm, and the side of their images where the model must know it."""
+_SIDE = 64
+"""The side of the others' images."""
 KINDS = "neaptide_toolkit.testing.kinds"
 ROWS = 8
 
@@ -71,8 +73,11 @@ def _family(name: str) -> dict[str, Any]:
 
 def _of_timm(name: str) -> dict[str, Any]:
     return {
-        "model": {"name": "planning.models:of_timm", "options": {"name": name}},
-        "data": {"name": "planning.models:images", "options": {"side": TIMM[name]}},
+        "model": {"name": "planning.models:of_timm", "options": {"name": name, **TIMM[name]}},
+        "data": {
+            "name": "planning.models:images",
+            "options": {"side": TIMM[name].get("img_size", _SIDE)},
+        },
     }
 
 

@@ -128,16 +128,6 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     ),
 }
 
-TIMM: dict[str, dict[str, Any]] = {
-    "vit_tiny_patch16_224": {"img_size": 64},
-    "mixer_s32_224": {"img_size": 64},
-    "swin_tiny_patch4_window7_224": {"img_size": 56},
-    "efficientnet_b0": {},
-    "regnetx_002": {},
-    "convnext_atto": {},
-}
-"""Models of timm, and how they are made smaller."""
-
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
     loss: torch.Tensor = model(**batch).loss
@@ -171,12 +161,13 @@ def images(side: int = SIDE) -> Data:
     )
 
 
-def of_timm(name: str) -> Task:
-    """Return one of `TIMM`. `python bench/plan.py` needs `pip install timm` for it."""
+def of_timm(name: str, img_size: int | None = None) -> Task:
+    """Return a model of timm. `python bench/plan.py` needs `pip install timm` for it."""
     _import_torchvision()
     import timm  # noqa: PLC0415 - not always there
 
-    model = timm.create_model(name, num_classes=16, **TIMM[name])
+    sizes = {} if img_size is None else {"img_size": img_size}
+    model = timm.create_model(name, num_classes=16, **sizes)
     return Task(model, lambda model, batch: _of_classes(model(batch["pixel_values"]), batch))
 
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-BENCH = Path(__file__).parents[2] / "bench" / "plugins"
+from measuring import measured
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_bench_writes_what_a_plugin_adds_to_work_by_hand(tmp_path: Path) -> None:
-    path = tmp_path / "hand.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", str(BENCH / "by_hand.py")),
-            *("--rounds", "2", "--json", str(path)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
-    written = json.loads(path.read_text(encoding="utf-8"))
+    written, _, _ = measured("plugins/by_hand.py", tmp_path, "--rounds", "2")
     partners = {
         table: {row["subject"]: row["partner"] for row in written[table]}
         for table in ("step", "tensor")

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-BENCH = Path(__file__).parents[2] / "bench"
+from measuring import measured
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_bench_writes_what_a_norm_adds(tmp_path: Path) -> None:
-    path = tmp_path / "norm.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-W", "ignore", str(BENCH / "gradient_norm.py")),
-            *("--pairs", "3", "--models", "2", "--jump", "100000", "--json", str(path)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert 0 == done.returncode, done.stderr
-    written = json.loads(path.read_text(encoding="utf-8"))
+    small = ("--pairs", "3", "--models", "2", "--jump", "100000")
+    written, _, _ = measured("gradient_norm.py", tmp_path, *small)
     rows = written["rows"]
     assert ["three layers", "GPT, batch 4 x 32"] == [row["model"] for row in rows]
     for row in rows:

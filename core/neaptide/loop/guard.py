@@ -137,7 +137,10 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _delta_of(update: Update, span: Span) -> tuple[torch.Tensor | None, str | None]:
-    """Return the delta of a span (None: no change) and the problem with it (None: no problem)."""
+    """Return the delta of a span and the problem with this delta.
+
+    The delta is None if the span does not change. The problem is None if there is no problem.
+    """
     delta = update.delta(span) if span.trainable else None
     if delta is None:
         return None, None

@@ -80,7 +80,10 @@ class Loop:
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self, batch: Any, phase: Phase | None = None) -> StepResult:
-        """Train on `batch`; in Predict, first try a jump. `phase` overrides the schedule."""
+        """Train on `batch`; in Predict, first try a jump (a predicted update).
+
+        `phase` overrides the schedule.
+        """
         state, started = self.state, time.perf_counter()
         self._added = False
         chosen: Phase = phase or self.hooks.first(

@@ -93,7 +93,10 @@ class Defaults:
     def configure_optimizer(
         self, model: nn.Module, name: str, lr: float, options: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        """Build an optimizer of torch.optim, or import its class `package.module:Class`."""
+        """Build an optimizer of torch.optim, or import its class `package.module:Class`.
+
+        Upper and lower case make no difference in the name of a class of torch.optim.
+        """
         optimizer: torch.optim.Optimizer = sole(OPTIMIZER_GROUP).build(model, name, lr, options)
         return optimizer
 
@@ -175,7 +178,10 @@ def _naming(called: str, where: str) -> Iterator[None]:
 
 
 def check_arguments(function: Any, options: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError with a suggestion if a name in `options` is no parameter of `function`."""
+    """Raise ConfigError if a name in `options` is not a parameter of `function`.
+
+    The error suggests a similar name.
+    """
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a builtin without a signature checks its arguments itself

@@ -87,7 +87,7 @@ def refused(given: dict[str, Any]) -> str:
 
 
 def test_what_cannot_be_counted_is_refused_in_one_line() -> None:
-    assert "set one of both (got 2) @ train.epochs" in refused(config(epochs=2, steps=7))
+    assert "are both set; remove one (got 2) @ train.epochs" in refused(config(epochs=2, steps=7))
     unknown = config(epochs=2)
     unknown["data"] = {"name": f"{__name__}:endless"}
     assert "does not say how many batches it has" in refused(unknown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,7 +11,20 @@ import torch
 pytest.importorskip("bitsandbytes")
 
 from bitsandbytes import functional as bnb
+from bitsandbytes.backends import utils
 from bitsandbytes.backends.default import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def empty_caches() -> Iterator[None]:
+    """Leave nothing on the device: bitsandbytes keeps its tables."""
+    yield
+    ops._get_4bit_quantize_bounds.cache_clear()
+    utils._code_4bit_cache.clear()
+    bnb.name2qmap.clear()
 
 
 def held(device: str, dtype: torch.dtype, kind: str, *, nested: bool) -> tuple[Any, Any]:

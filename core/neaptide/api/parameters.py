@@ -207,10 +207,10 @@ class ParameterStore(ABC):
                 if span.trainable:
                     with self.loan(span, "read") as weight:
                         delta = change(span, weight)
-                        for callback in self._on_update:
-                            callback(span, weight, delta)
                         for several in self._on_updates:
                             several([span], [weight], [delta])
+                        for callback in self._on_update:
+                            callback(span, weight, delta)
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm of all gradients, 0-dim; zero without gradients.

@@ -47,10 +47,7 @@ def _device(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 def _without_steps(train: Any, _: object, epochs: int | None) -> None:
     if epochs is not None and train.steps != attrs.fields(TrainSection).steps.default:
-        msg = (
-            f"'epochs' and 'steps' (now {train.steps}) both say how long to train; set one "
-            f"of them (got {epochs})"
-        )
+        msg = f"'epochs' and 'steps' ({train.steps}) are both set; remove one (got {epochs})"
         raise ValueError(msg)
 
 

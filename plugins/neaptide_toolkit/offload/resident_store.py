@@ -219,11 +219,11 @@ class ResidentStore(ParameterStore):
 
     def _tell(self, *lists: Any) -> None:
         """Call the callbacks with lists of spans, weights and deltas."""
+        for several in self._on_updates:
+            several(*lists)
         for span, weight, delta in zip(*lists, strict=True) if self._on_update else ():
             for callback in self._on_update:
                 callback(span, weight, delta)
-        for several in self._on_updates:
-            several(*lists)
 
     def has_gradient(self, span: Span) -> bool:
         """Return whether the parameter has a `.grad`."""

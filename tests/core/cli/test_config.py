@@ -150,7 +150,7 @@ def test_check_warns_of_what_has_no_effect_or_is_missing(
         (
             ("train.epochs=3",),
             (
-                "'epochs' and 'steps' (now 24) both say how long to train; set one of them (got 3) "
+                "'epochs' and 'steps' (24) are both set; remove one (got 3) "
                 "@ train.epochs (from --set)"
             ),
         ),

@@ -58,8 +58,8 @@ value is converted silently: `1.9` is not an integer, and `"false"` is not a boo
 
 `neaptide config check FILE` checks everything that can be checked without torch. With `--imports`
 it also checks the optimizer's name and options, and imports plugins and factories.
-`neaptide config show FILE` prints all settings with their values. With `--origin` it also prints
-the source of each value.
+`neaptide config show FILE` prints all settings with their values, and says whether PyTorch may
+fuse the optimizer's step. With `--origin` it also prints the source of each value.
 
 In Python a configuration is a file name, a mapping of the same form, or a `RunConfig`.
 

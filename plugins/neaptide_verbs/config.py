@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 FormatName = Literal["toml", "yaml", "json"]
-
+FUSED = {"adam", "adamw"}
+FORMS = {"fused", "foreach", "capturable", "differentiable"}
+"""Optimizers that `neaptide_toolkit.torch_optimizers` fuses if none of these options is set."""
 
 app = App(name="config", help="Check configurations, and show them complete with defaults.")
 
@@ -84,8 +86,16 @@ def show(
     plain = configuration.unstructure(config)
     if origin:
         _print_origins(plain, layered.origins, json=json or format == "json")
-    else:
-        print_text(configuration.by_name("json" if json else format).dumps(plain))
+        return
+    text = configuration.by_name("json" if json else format).dumps(plain)
+    optimizer = config.optimizer
+    is_fused = optimizer.name.lower() in FUSED and FORMS.isdisjoint(optimizer.options)
+    if is_fused and not json and format != "json":
+        text = (
+            f"{text.rstrip()}\n\n# {optimizer.name} is fused where PyTorch can fuse it; "
+            f"optimizer.options.fused = false prevents that\n"
+        )
+    print_text(text)
 
 
 def _missing(config: RunConfig, ordered: Sequence[PluginSpec]) -> Iterator[str]:

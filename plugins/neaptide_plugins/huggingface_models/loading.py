@@ -15,6 +15,7 @@ from neaptide.errors import described, suggest
 from neaptide_toolkit.machine.pretended import is_pretended
 
 from .finding import directory_of
+from .reading import files_of, read_ahead
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +117,7 @@ def _random(config: Any, options: HuggingFaceOptions) -> Any:
 
 
 def _saved(folder: Path, config: Any, options: HuggingFaceOptions) -> Any:
+    read_ahead(files_of(folder))
     model, told = _class(config, options).from_pretrained(
         folder,
         config=config,

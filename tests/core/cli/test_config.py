@@ -223,6 +223,25 @@ def test_show_prints_a_config_that_means_the_same(neaptide: Any, folder: Path) -
     assert 7 == loads(first.out)["train"]["steps"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ((), True),
+        (("optimizer.name=ADAM",), True),
+        (("optimizer.name=sgd",), False),
+        (("optimizer.options.fused=false",), False),
+        (("optimizer.options.foreach=true",), False),
+    ],
+)
+def test_show_says_where_the_optimizer_is_fused(
+    neaptide: Any, settings: tuple[str, ...], *, told: bool
+) -> None:
+    words = ("config", "show", "tiny.toml", *(f"--set={one}" for one in settings))
+    for form in ("toml", "yaml", "json"):
+        shown = neaptide(*words, "--format", form).out
+        assert (told and form != "json") is ("is fused where PyTorch can fuse it" in shown)
+
+
 def test_later_sources_win(neaptide: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.toml").write_text("seed = 2\n[train]\nsteps = 2\n", encoding="utf-8")
     monkeypatch.setenv("NEAPTIDE__SEED", "3")

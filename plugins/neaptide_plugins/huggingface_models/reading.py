@@ -1,0 +1,78 @@
+"""Reads the files of weights into the system's cache, ahead of what uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from neaptide_toolkit.machine.facts import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_BLOCK = 8 * 2**20
+_LENGTH = 8
+"""Bytes of the length of a header, with which a safetensors file begins."""
+_PART = 0.5
+"""The largest part of the free memory that files may take in the cache."""
+_SKIPPED = OSError, ValueError, KeyError, AttributeError, TypeError
+"""Errors of damaged files: what loads the model says what is wrong."""
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of weights that a model in `folder` is loaded from."""
+    names = [SAFE_WEIGHTS_NAME]
+    with suppress(*_SKIPPED):
+        index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_bytes())
+        names = [*dict.fromkeys(index["weight_map"].values())]
+    return [path for name in names if (path := folder / name).is_file()]
+
+
+def read_ahead(paths: Sequence[Path]) -> Thread | None:
+    """Read the ends of each tensor, and begin to read all files in a thread.
+
+    transformers maps the files and touches a page of each tensor. If that waited for the disk, and
+    each later page too, a cold file would take twice as long as its bytes. The thread reads files
+    that fit into half of the free memory; it is returned. None: they do not, or the system has no
+    `posix_fadvise`.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return None
+    with suppress(*_SKIPPED):
+        for path in paths:
+            _read_ends(path)
+    room = memory().room
+    if room is None or sum(path.stat().st_size for path in paths) > _PART * room:
+        return None
+    thread = Thread(target=_read, args=(paths,), name="read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _read_ends(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        number = file.fileno()
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)  # a page, not its neighbours
+        length = int.from_bytes(os.pread(number, _LENGTH, 0), "little")
+        if length > path.stat().st_size:
+            return
+        header = json.loads(os.pread(number, length, _LENGTH))
+        for name, told in header.items():
+            if name != "__metadata__":
+                start, end = told["data_offsets"]
+                os.pread(number, 1, _LENGTH + length + start)
+                os.pread(number, 1, _LENGTH + length + max(start, end - 1))
+
+
+def _read(paths: Sequence[Path]) -> None:
+    with suppress(*_SKIPPED):
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                for start in range(0, path.stat().st_size, _BLOCK):
+                    os.posix_fadvise(file.fileno(), start, _BLOCK, os.POSIX_FADV_WILLNEED)

@@ -19,9 +19,9 @@ from neaptide_verbs.plan.search import MOST, searched
 if TYPE_CHECKING:
     from pathlib import Path
 
-WIDTH = 512
+LAYERS, WIDTH = 5, 512
 DEEP = {
-    "model": {"name": f"{KINDS}:deep", "options": {"layers": 12, "width": WIDTH}},
+    "model": {"name": f"{KINDS}:deep", "options": {"layers": LAYERS, "width": WIDTH}},
     "data": {"name": f"{KINDS}:sequences", "options": {"width": WIDTH}},
     "train": {"batch_size": 8},
 }
@@ -39,7 +39,7 @@ def config_of(**more: Any) -> Any:
 def test_an_exact_change_comes_first_and_fits_by_its_own_plan() -> None:
     config = config_of()
     resident = plan(config, target("rtx4090", 64)).tiers["device"].needed
-    machine = target(str(resident * 0.8 / 2**30), 64)
+    machine = target(str(resident * 0.9 / 2**30), 64)
     assert not plan(config, machine).fits
     found = searched(config, machine)
     assert 0 < found.changes_tried <= MOST
@@ -67,7 +67,7 @@ def test_what_a_plugin_offers_is_a_configuration(name: str, settings: dict[str, 
 def test_what_is_written_passes_the_check_and_fits(tmp_path: Path) -> None:
     needed = plan(config_of(), target("rtx4090", 64)).peak_bytes["device"]
     machine = ("--device", str(0.9 * needed / 2**30), "--ram", "64")
-    done = planned(tmp_path, *machine, "--write", "fits.toml", layers=12, width=WIDTH)
+    done = planned(tmp_path, *machine, "--write", "fits.toml", layers=LAYERS, width=WIDTH)
     assert done.returncode == 3
     assert "changes with which it fits (" in done.stdout
     assert done.stderr == "written to fits.toml\n"

@@ -1,4 +1,4 @@
-"""Every shipped launch compiled for a GPU that is not there: no spills, within committed budgets."""
+"""Every shipped launch compiled for a GPU that is not there: no spills, within its budgets."""
 
 import json
 import os

@@ -43,7 +43,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         self._run, self._store, self._probe = run, store, probe
         self._kept = TrialWeights(device, getattr(torch, config.state))
         self._verdicts = Verdicts(config, rate_factor(run.stash))
-        self._leave = store.on_update(self._follow)
+        self._leave = store.on_updates(self._follow)
         run.stash.on_set(ROLLBACK, self._forget)
         self._publish()
         run.log.info("delayed-verdict.started", after=config.after, average=config.average)
@@ -78,12 +78,17 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
         self._kept.forget()
         self._publish()
 
-    def _follow(self, span: Span, weight: torch.Tensor, delta: torch.Tensor | None) -> None:
-        if delta is not None:
-            if self._recording:
-                self._kept.record(span.name, delta)
-        elif self._verdicts.sample:
-            self._kept.average(span.name, weight, self._verdicts.sample)
+    def _follow(
+        self, spans: list[Span], weights: list[torch.Tensor], deltas: list[torch.Tensor | None]
+    ) -> None:
+        names = [span.name for span in spans]
+        if deltas[0] is None:
+            if self._verdicts.sample:
+                now = dict(zip(names, weights, strict=True))
+                self._kept.average(now, self._verdicts.sample)
+        elif self._recording:
+            for name, delta in zip(names, deltas, strict=True):
+                self._kept.record(name, delta)
 
     @hookimpl
     def around_predict(self) -> AroundPredict:

@@ -13,7 +13,7 @@ import attrs
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from neaptide import ParameterStore, Span
 
@@ -109,16 +109,25 @@ class TrialWeights:
         self.jump[name].copy_(delta)
         self.samples[name] = 0
 
-    def average(self, name: str, weight: torch.Tensor, samples: int) -> None:
-        """Add `weight` to the mean of the weight `name`, as sample number `samples` (from 1).
+    def average(self, weights: Mapping[str, torch.Tensor], samples: int) -> None:
+        """Add weights of one dtype and device to their means, as sample number `samples` (from 1).
 
-        Ignore the weight if the jump did not change it, or if an earlier sample is missing.
+        A weight is ignored if the jump did not change it, or if an earlier sample is missing. The
+        bits do not depend on which weights are given together.
         """
-        if self.samples.get(name) != samples - 1:
+        names = [name for name in weights if self.samples.get(name) == samples - 1]
+        self.samples.update(dict.fromkeys(names, samples))
+        means, now = [self.mean[name] for name in names], [weights[name] for name in names]
+        kept = (torch.float32, self.device)
+        if {(each.dtype, each.device) for each in (*means, *now)} == {kept}:  # in one fused call
+            if samples == 1:
+                torch._foreach_copy_(means, now)
+            else:
+                torch._foreach_lerp_(means, now, 1.0 / samples)
             return
-        self.samples[name] = samples
-        mean, now = self.mean[name], weight.to(self.device, torch.float32)
-        mean.copy_(now if samples == 1 else mean.float().lerp_(now, 1.0 / samples))
+        for mean, weight in zip(means, now, strict=True):
+            sample = weight.to(self.device, torch.float32)
+            mean.copy_(sample if samples == 1 else mean.float().lerp_(sample, 1.0 / samples))
 
     def complete(self, name: str) -> bool:
         """Return whether the jump changed the weight, and the weight's mean has all samples."""

@@ -40,8 +40,33 @@ def test_the_mean_is_that_of_the_samples(state: torch.dtype, allowed: float) -> 
     kept = TrialWeights(CPU, state, {}, {"w": torch.full((3, 4), math.nan, dtype=state)})
     kept.samples["w"] = 0
     for number, weight in enumerate(weights, start=1):
-        kept.average("w", weight, number)
+        kept.average({"w": weight}, number)
     torch.testing.assert_close(kept.mean["w"].float(), weights.mean(0), rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("weights_of", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_given_together_have_the_bits_of_each_alone(
+    state: torch.dtype, weights_of: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (3, 4), "b": (1,), "c": (70, 70), "late": (5,)}
+    together, alone = (TrialWeights(CPU, state) for _ in range(2))
+    for kept in (together, alone):
+        for name, shape in shapes.items():
+            kept.mean[name] = torch.full(shape, math.nan, dtype=state)
+            kept.samples[name] = 0
+    for number in range(1, 6):
+        now = {
+            name: torch.randn(shape, generator=generator).to(weights_of)
+            for name, shape in shapes.items()
+            if number > 1 or name != "late"
+        }
+        together.average(now, number)
+        for name, weight in now.items():
+            alone.average({name: weight}, number)
+    assert same_tensors(together.mean, alone.mean)
+    assert {"a": 5, "b": 5, "c": 5, "late": 0} == together.samples == alone.samples
 
 
 @pytest.mark.parametrize("hostile", [False, True])
@@ -58,7 +83,7 @@ def test_the_losses_are_those_of_the_moved_weights(contrast: str, hostile: bool)
         generator = torch.Generator().manual_seed(0)
         for name, weight in before.weights.items():
             kept.record(name, torch.randn(weight.shape, generator=generator).bfloat16() * 0.01)
-            kept.average(name, weight * 0.9, 1)
+            kept.average({name: weight * 0.9}, 1)
         for jumps in (0.0, -1.0, 1.0)[: 3 if contrast == "mirrored" else 2]:
             for span in store.spans():
                 if span.trainable:

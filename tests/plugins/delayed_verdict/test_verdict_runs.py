@@ -132,7 +132,7 @@ def test_what_a_weight_was_when_it_was_thawed_late_is_no_part_of_its_mean() -> N
             kept.record(name, torch.ones(2))
         for number in (1, 2):
             for name in ("a", "b"):
-                kept.average(name, torch.full((2,), 3.0), number)
+                kept.average({name: torch.full((2,), 3.0)}, number)
     assert torch.equal(torch.full((2,), 2.0), kept.moved(spans[0], -1.0, kept.device))
     assert [True, False] == [kept.complete("a"), kept.complete("b")]
 

@@ -116,7 +116,7 @@ WIDE = "d" * 100_000  # Linux takes 128 KiB for one argument
     "arguments",
     [
         ("--set", f"run.dir={WIDE}"),
-        ("--set", f"run.dir={'d/' * 50_000}"),
+        ("--set", f"run.dir={'d/' * 10_000}"),
         ("--set", f"{WIDE}=1"),
         ("--set", f"{'d.' * 50_000}d=1"),
         ("--set", f"model.name=tiny_task:{WIDE}"),

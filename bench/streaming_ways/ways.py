@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
 RECOMPUTED = "resident, recompute"
+ACCUMULATED = "resident, recompute, accumulation 4"
 PLAIN = "resident"
 
 
@@ -157,12 +158,14 @@ class Subject:
         ]
 
 
-NAMES = (PLAIN, RECOMPUTED, *(way.name for way in WAYS))
+NAMES = (PLAIN, RECOMPUTED, ACCUMULATED, *(way.name for way in WAYS))
 
 
 def subjects(size: Size, names: Collection[str] = NAMES) -> dict[str, Subject]:
     """Return the subjects by name: resident training, and ways to stream."""
-    plugins = {PLAIN: {}, RECOMPUTED: {"activation-checkpointing": {"interval": 1}}}
+    recompute: dict[str, dict[str, Any]] = {"activation-checkpointing": {"interval": 1}}
+    plugins = {PLAIN: {}, RECOMPUTED: recompute}
+    plugins[ACCUMULATED] = {**recompute, "gradient-accumulation": {"steps": 4}}
     plugins |= {way.name: way.plugins(size.shape.blocks) for way in WAYS}
     return {name: Subject(size, plugins[name]) for name in names}
 

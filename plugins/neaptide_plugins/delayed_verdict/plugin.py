@@ -86,8 +86,9 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
             if self._verdicts.sample:
                 now = dict(zip(names, weights, strict=True))
                 self._kept.average(now, self._verdicts.sample)
-        elif self._recording:
-            for name, delta in zip(names, deltas, strict=True):
+            return
+        for name, delta in zip(names, deltas, strict=True):
+            if delta is not None and self._recording:
                 self._kept.record(name, delta)
 
     @hookimpl

@@ -24,6 +24,15 @@ FACTOR = and_(ge(0.0), le(1e6))
 """Validator of a weight decay or another factor, in [0, 1e6]."""
 EPS = and_(gt(0.0), le(1.0))
 """Validator of the small number added to a divisor, in (0, 1]."""
+FUSED = {"Adam", "AdamW"}
+"""Classes of torch.optim whose step is fused by default.
+
+Not SGD: its fused step on a CPU leaves most bfloat16 and float16 weights as they are, and fails if
+a weight gets its first gradient later than others (torch 2.13). Not Adagrad: its fused step takes
+no sparse gradients, which its plain step takes.
+"""
+FORMS = {"fused", "foreach", "capturable", "differentiable"}
+"""Options that choose how a step of torch.optim computes: with one, nothing is fused by default."""
 SEED = and_(ge(0), lt(2**32))
 """Validator of a seed, in [0, 2**32)."""
 

@@ -10,20 +10,14 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from neaptide.errors import ConfigError, suggest
 from neaptide.run.defaults import check_arguments, import_object
 
+from .optimizers import FORMS, FUSED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import nn
 
-_FUSED = {torch.optim.Adam, torch.optim.AdamW}
-"""Classes whose step is fused by default.
-
-Not SGD: its fused step on a CPU leaves most bfloat16 and float16 weights as they are, and fails if
-a weight gets its first gradient later than others (torch 2.13). Not Adagrad: its fused step takes
-no sparse gradients, which its plain step takes.
-"""
-_FORMS = {"fused", "foreach", "capturable", "differentiable"}
-"""Options that choose how a step computes."""
+_FUSED = {getattr(torch.optim, name) for name in FUSED}
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -81,7 +75,7 @@ def _is_fused(found: Any, parameters: Iterable[nn.Parameter], options: Mapping[s
     """
     return (
         found in _FUSED
-        and _FORMS.isdisjoint(options)
+        and FORMS.isdisjoint(options)
         and all(
             type(one) is torch.nn.Parameter
             and one.device.type in _get_fused_kernels_supported_devices()

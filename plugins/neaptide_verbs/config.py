@@ -20,6 +20,7 @@ from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import configured, split_name
 from neaptide.io.logging import run_logger
 from neaptide.plugin import sole
+from neaptide_toolkit.optimizers import FORMS, FUSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 FormatName = Literal["toml", "yaml", "json"]
-FUSED = {"adam", "adamw"}
-FORMS = {"fused", "foreach", "capturable", "differentiable"}
-"""Optimizers that `neaptide_toolkit.torch_optimizers` fuses if none of these options is set."""
+
 
 app = App(name="config", help="Check configurations, and show them complete with defaults.")
 
@@ -89,8 +88,8 @@ def show(
         return
     text = configuration.by_name("json" if json else format).dumps(plain)
     optimizer = config.optimizer
-    is_fused = optimizer.name.lower() in FUSED and FORMS.isdisjoint(optimizer.options)
-    if is_fused and not json and format != "json":
+    is_fused = optimizer.name.lower() in map(str.lower, FUSED)
+    if is_fused and FORMS.isdisjoint(optimizer.options) and not json and format != "json":
         text = (
             f"{text.rstrip()}\n\n# {optimizer.name} is fused where PyTorch can fuse it; "
             f"optimizer.options.fused = false prevents that\n"

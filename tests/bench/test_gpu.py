@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +20,7 @@ from neaptide_kernels import catalogue
 from neaptide_kernels.registry import KERNELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
@@ -44,21 +43,6 @@ WRITES = (
     "open(path, 'w').write(json.dumps({'seconds': 0.25, 'at': path, 'ok': True}))\n"
     "print('a table')\n"
 )
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """The modules of the command, and what it believes to be the device."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    import gpu
-    from first_minutes import record, running, steps
-
-    device = {"name": "a card", "memory_bytes": 1 << 30}
-    monkeypatch.setattr(gpu, "device_of", lambda *_, **__: device)
-    monkeypatch.setattr(gpu, "LEAST", 0.05)
-    yield SimpleNamespace(gpu=gpu, record=record, running=running, steps=steps, device=device)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("gpu", "first_minutes")]:
-        del sys.modules[name]
 
 
 def planned(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, *codes: str) -> None:
@@ -96,7 +80,7 @@ def test_every_model_is_a_configuration_of_the_scale_bench(bench: SimpleNamespac
 
 def test_every_bench_is_run_or_is_not_for_a_gpu(bench: SimpleNamespace) -> None:
     run = {Path(word).stem for step in bench.steps.STEPS for word in step.real if "bench/" in word}
-    folders = (BENCH, BENCH / "plugins", BENCH / "models")
+    folders = (BENCH, BENCH / "plugins", BENCH / "models", BENCH / "runs")
     scripts = {path.stem for folder in folders for path in folder.glob("*.py")}
     assert scripts == run | set(NOT_FOR_A_GPU)
     assert not run & set(NOT_FOR_A_GPU)
@@ -263,67 +247,6 @@ def test_a_tree_that_is_not_installed_gets_its_entry_points(
     text = (site / "neaptide-0.dist-info" / "entry_points.txt").read_text()
     assert "[neaptide.plugins]\n" in text
     assert "\nlayer-streaming = neaptide_plugins.layer_streaming:SPEC\n" in text
-
-
-def test_a_comparison_says_what_is_predicted_and_what_is_not(
-    bench: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from first_minutes import predicting
-
-    measured = {"device_seconds_a_step": [0.5, 0.4, 0.6], "peak_device_bytes": 4_000_000_000}
-    rows = [
-        {"key": "one", "subject": "resident", "parameters": 10, **measured},
-        {"key": "two", "subject": "fsdp2", "parameters": 10, **measured},
-        {"key": "three", "subject": "streamed", "parameters": 10**15, **measured},
-        {"key": "four", "subject": "resident", "parameters": 10, "device_seconds_a_step": None},
-    ]
-    document = {
-        "format": bench.record.FORMAT,
-        "simulated": False,
-        "device": {"name": "a card"},
-        "slices": {
-            "b": {"profile": {"result": {"name": "a card", "rates": {}, "sources": {}}}},
-            "d": {"all": {"result": {"rows": rows}}, "broken": {"result": None}},
-        },
-    }
-    simulated = {"device_seconds_a_step": [0.45], "peak_device_bytes": 3_900_000_000}
-    done = bench.running.Done(0, 2.0, f"a line\n{json.dumps(simulated)}\n", "")
-    monkeypatch.setattr(predicting, "run", lambda *_: done)
-    (tmp_path / "gpu.json").write_text(json.dumps(document))
-    assert bench.gpu.DONE == bench.gpu.main(["--compare", str(tmp_path / "gpu.json")])
-    printed = capsys.readouterr().out
-    assert "| one | 0.500 | 0.450 | 0.90 | 4.00 | 3.90 | 0.975 |" in printed
-    assert "- two: fsdp2 computes on the host" in printed
-    assert "- three: simulating it needs 4500000 GB of RAM" in printed
-    assert "four" not in printed
-    compared = json.loads((tmp_path / "compared.json").read_text())
-    assert ["one", "two", "three"] == [row["key"] for row in compared["rows"]]
-
-    monkeypatch.setattr(predicting, "run", lambda *_: bench.running.Done(1, 2.0, "", "bad\nworse"))
-    assert bench.gpu.INCOMPLETE == bench.gpu.main(["--compare", str(tmp_path / "gpu.json")])
-    assert "- one: status 1: worse" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [(None, "No such file"), ("{", "is not JSON"), ("{}", "is no file of this command")],
-)
-def test_what_cannot_be_compared_is_told_in_a_line(
-    bench: SimpleNamespace,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    content: str | None,
-    why: str,
-) -> None:
-    path = tmp_path / "gpu.json"
-    if content is not None:
-        path.write_text(content)
-    assert bench.gpu.REFUSED == bench.gpu.main(["--compare", str(path)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert why in line
 
 
 @pytest.mark.parametrize("minutes", ["nan", "-1", "0"])

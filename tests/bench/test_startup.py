@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def test_the_bench_writes_what_a_run_adds(tmp_path: Path) -> None:
-    written, out, _ = measured("startup.py", tmp_path, "--rounds", "1")
+    written, out, _ = measured("runs/startup.py", tmp_path, "--rounds", "1")
     for kind in ("wall", "cpu"):
         row = written["seconds"][kind]
         (script,), (run,), (more,) = row["script"], row["run"], row["run - script"]

@@ -11,7 +11,7 @@ from pages import ROOT
 
 @pytest.mark.slow  # other tests would run on busy cores
 def test_both_policies_are_measured_on_idle_and_on_busy_cores() -> None:
-    script = ROOT / "bench" / "wait_policy.py"
+    script = ROOT / "bench" / "runs" / "wait_policy.py"
     command = [sys.executable, str(script), "--rounds", "2", "--seconds", "0.1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split("|")[1:4] for line in done.stdout.splitlines()[2:]]

@@ -192,7 +192,7 @@ class ParameterStore(ABC):
         return lambda: self._on_update.remove(callback)
 
     def on_updates(self, callback: OnUpdates) -> Callable[[], None]:
-        """Like `on_update`, with lists for several spans, so that small tensors cost less."""
+        """Like `on_update`, but before it, and with lists of spans: small tensors cost less."""
         self._on_updates.append(callback)
         return lambda: self._on_updates.remove(callback)
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from neaptide.checkpoint.safetensors_header import read_header
+from neaptide.errors import CheckpointError
 from neaptide_toolkit.machine.facts import memory
 
 if TYPE_CHECKING:
@@ -17,21 +19,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BLOCK = 8 * 2**20
-_LENGTH = 8
-"""Bytes of the length of a header, with which a safetensors file begins."""
 _PART = 0.5
 """The largest part of the free memory that files may take in the cache."""
-_SKIPPED = OSError, ValueError, KeyError, AttributeError, TypeError
+_SKIPPED = OSError, ValueError, KeyError, AttributeError, TypeError, CheckpointError
 """Errors of damaged files: what loads the model says what is wrong."""
 
 
 def files_of(folder: Path) -> list[Path]:
     """Return the files of weights that a model in `folder` is loaded from."""
-    names = [SAFE_WEIGHTS_NAME]
+    paths = [folder / SAFE_WEIGHTS_NAME]
     with suppress(*_SKIPPED):
         index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_bytes())
-        names = [*dict.fromkeys(index["weight_map"].values())]
-    return [path for name in names if (path := folder / name).is_file()]
+        paths = [folder / name for name in dict.fromkeys(index["weight_map"].values())]
+    return [path for path in paths if path.is_file()]
 
 
 def read_ahead(paths: Sequence[Path]) -> Thread | None:
@@ -59,15 +59,10 @@ def _read_ends(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         number = file.fileno()
         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)  # a page, not its neighbours
-        length = int.from_bytes(os.pread(number, _LENGTH, 0), "little")
-        if length > path.stat().st_size:
-            return
-        header = json.loads(os.pread(number, length, _LENGTH))
-        for name, told in header.items():
-            if name != "__metadata__":
-                start, end = told["data_offsets"]
-                os.pread(number, 1, _LENGTH + length + start)
-                os.pread(number, 1, _LENGTH + length + max(start, end - 1))
+        entries, begin = read_header(number, path.stat().st_size, str(path))
+        for entry in entries.values():
+            os.pread(number, 1, begin + entry.start)
+            os.pread(number, 1, begin + max(entry.start, entry.stop - 1))
 
 
 def _read(paths: Sequence[Path]) -> None:

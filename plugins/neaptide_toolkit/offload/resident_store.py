@@ -219,7 +219,7 @@ class ResidentStore(ParameterStore):
 
     def _tell(self, *lists: Any) -> None:
         """Call the callbacks with lists of spans, weights and deltas."""
-        for several in self._on_updates:
+        for several in self._on_updates:  # first: they have the update, or none of it
             several(*lists)
         for span, weight, delta in zip(*lists, strict=True) if self._on_update else ():
             for callback in self._on_update:

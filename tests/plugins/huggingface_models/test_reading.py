@@ -47,7 +47,7 @@ def test_an_index_names_the_files_in_its_order(tmp_path: Path) -> None:
     told = {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors", "d": "no.safetensors"}
     index.write_text(json.dumps({"weight_map": told}))
     assert [tmp_path / "2.safetensors", tmp_path / "1.safetensors"] == reading.files_of(tmp_path)
-    for wrong in ("", "[]", "{}", '{"weight_map": 3}'):
+    for wrong in ("", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'):
         index.write_text(wrong)
         assert [tmp_path / "model.safetensors"] == reading.files_of(tmp_path)
 

@@ -1,6 +1,6 @@
 """Measure a step on idle and on busy cores, with OpenMP's threads spinning and sleeping.
 
-    python bench/wait_policy.py [--rounds N] [--seconds S]
+    python bench/runs/wait_policy.py [--rounds N] [--seconds S]
 
 `neaptide run` sets OMP_WAIT_POLICY=PASSIVE. Each figure is the median over the rounds, with the
 quartiles, of the time of a step of a small MLP. OpenMP reads the policy when torch is imported, so

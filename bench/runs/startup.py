@@ -1,9 +1,9 @@
 """Seconds from the command line to the end of one update: `neaptide run`, and a bare script.
 
-    python bench/startup.py [--rounds N] [--json PATH]
+    python bench/runs/startup.py [--rounds N] [--json PATH]
 
-The script imports torch, builds a transformer of the same size as `builtin:byte-gpt`, reads the
-same files, makes one fused update of AdamW, and saves weights and optimizer. `neaptide run` does it
+The script imports torch, builds a transformer as large as `builtin:byte-gpt`, reads the standard
+library's sources, makes one fused update of AdamW, and saves weights and optimizer. `neaptide run` does it
 with its configuration, events, guard and checkpoint. Each round runs both, in an order that
 changes. Times are of the clock, and of the processor (user and system). The last table says which
 imports of the run the script does not make, by package, in milliseconds of `-X importtime`.
@@ -28,7 +28,7 @@ from typing import Any
 from neaptide_toolkit.machine.facts import facts
 
 BARE = """
-import sys, sysconfig
+import os, sys, sysconfig
 from pathlib import Path
 import torch
 from torch import nn
@@ -36,16 +36,19 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(256, 64)
-        layer = nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", batch_first=True)
+        self.embedding = nn.Embedding(256, 128)
+        layer = nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
-        self.head = nn.Linear(64, 256)
+        self.head = nn.Linear(128, 256)
     def forward(self, tokens):
         return self.head(self.layers(self.embedding(tokens)))
 
 torch.manual_seed(0)
-files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8).long()
+files = []
+for folder, folders, names in os.walk(sysconfig.get_paths()["stdlib"]):
+    folders[:] = set(folders) - {"__pycache__", "idle_test", "site-packages", "test", "tests"}
+    files += [Path(folder, name) for name in names if name.endswith(".py")]
+text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, sorted(files)))), dtype=torch.uint8).long()
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 starts = torch.randint(len(text) - 129, (16,)).tolist()

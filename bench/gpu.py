@@ -1,6 +1,6 @@
 """Measure everything that needs a GPU, in the order of its worth, into one file.
 
-    python bench/gpu.py [--slices a,b,c] [--minutes 9] [--out runs/gpu]
+    python bench/gpu.py [--slices a,b,c] [--only PATTERN] [--minutes 9] [--out runs/gpu]
     python bench/gpu.py --compare gpu.json
     python bench/gpu.py --dry-run
 
@@ -22,11 +22,12 @@ import signal
 import sys
 import tempfile
 import time
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from first_minutes import predicting, record
-from first_minutes.running import ROOT, entry, environment, problems_of, run
+from first_minutes.running import ROOT, entry, environment, problems_of, run, workers_of
 from first_minutes.steps import SLICES, STEPS, Step
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--slices", default=",".join(SLICES), help="such as a,c (default: all)")
+    parser.add_argument("--only", default="*", help="steps by name, such as 'c3-7b-*'")
     parser.add_argument("--minutes", type=float, help="limit of a slice (default: 9)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/gpu")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="predict what was measured")
@@ -53,6 +55,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     if options.minutes is not None and not options.minutes > 0:
         parser.error(f"--minutes: a number above 0 is needed (got {options.minutes})")
     options.slices = options.slices.split(",")
+    if not any(fnmatch(step.name, options.only) for step in STEPS):
+        parser.error(f"--only: no step is named {options.only!r}, such as {STEPS[-1].name!r}")
     if unknown := sorted(set(options.slices) - set(SLICES)):
         parser.error(f"--slices: {unknown[0]!r} is not one of {', '.join(SLICES)}")
     if options.minutes is None:
@@ -88,14 +92,15 @@ def run_slice(
     """Run the due steps of a slice, and write the file after each. Return whether all are done."""
     deadline = time.monotonic() + options.minutes * 60
     parts = options.out / ("parts-simulated" if options.dry_run else "parts")
+    workers = 1 if options.dry_run else workers_of(document["device"])
     complete = True
-    for step in due(document, part):
+    for step in filter(lambda each: fnmatch(each.name, options.only), due(document, part)):
         left = deadline - time.monotonic()
         if left < min(LEAST, step.limit):
             print(f"{part}: {step.name}: no time is left; call again", flush=True)
             return False
         limit = min(step.limit * (PATIENCE if options.dry_run else 1), left)
-        found = entry(step, parts, limit, given, simulated=options.dry_run)
+        found = entry(step, parts, limit, given, simulated=options.dry_run, workers=workers)
         record.put(document, part, step.name, found)
         record.write(options.out / "gpu.json", document)
         print(told(part, step.name, found), flush=True)

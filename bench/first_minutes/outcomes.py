@@ -1,6 +1,7 @@
 """A plugin of pytest: notes each test's outcome at once, and leaves out tests that have passed.
 
-The last line of the file is `{"end": true}` if no test is left.
+The last line of the file is `{"end": true}` if no test is left. With workers (pytest-xdist), each
+worker leaves tests out, and the process that started them notes the outcomes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+LATE = "the time is over"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,8 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 class Outcomes:
     """Writes the file of one run."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float, *, notes: bool) -> None:
         self.path, self.deadline = path, time.monotonic() + seconds
+        self.notes = notes
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.late = False
 
@@ -50,13 +54,14 @@ class Outcomes:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Stop before a test that would start too late."""
         if time.monotonic() > self.deadline:
-            self.late = True
-            item.session.shouldstop = "the time is over"
-            pytest.skip("the time is over")
+            item.session.shouldstop = LATE
+            pytest.skip(LATE)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note an outcome: of the call, or of a setup or teardown that did not pass."""
-        if self.late or (report.when != "call" and report.outcome == "passed"):
+        self.late |= report.outcome == "skipped" and LATE in report.longreprtext
+        needless = report.when != "call" and report.outcome == "passed"
+        if self.late or needless or not self.notes:
             return
         text = report.longreprtext.strip().splitlines() if report.failed else [""]
         errors = [line for line in text if line.startswith("E ")] or text
@@ -71,12 +76,13 @@ class Outcomes:
 
     def pytest_sessionfinish(self) -> None:
         """Note that nothing is left."""
-        if not self.late:
+        if self.notes and not self.late:
             self.write({"end": True})
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin."""
-    config.pluginmanager.register(
-        Outcomes(config.option.outcomes, config.option.seconds), "first-minutes-outcomes"
+    here = Outcomes(
+        config.option.outcomes, config.option.seconds, notes=not hasattr(config, "workerinput")
     )
+    config.pluginmanager.register(here, "first-minutes-outcomes")

@@ -96,23 +96,39 @@ def distribution(site: Path) -> Path:
     return site
 
 
-def command_of(step: Step, part: Path, limit: float, *, simulated: bool) -> list[str]:
+def command_of(
+    step: Step, part: Path, limit: float, *, simulated: bool, workers: int = 1
+) -> list[str]:
     """Return the command of a step; it writes its result to `part`."""
     on_device = ["-m", "simulated_gpu", "--capacity", DEVICE_GIB] if simulated else []
     given = list(step.tiny if simulated else step.real)
     if step.tests:
         plugin = ["-p", "first_minutes.outcomes", "--outcomes", str(part)]
         plugin += ["--seconds", str(max(1.0, limit - GRACE)), "-W", "default", "-q"]
+        if workers > 1 and find_spec("xdist"):
+            plugin += ["-n", str(workers), "--dist", "worksteal"]
         given += [*plugin, "-p", "no:cacheprovider", "-p", "no:randomly"]
     else:
         given += ["--json", str(part)]
     return [sys.executable, *on_device, *given]
 
 
+def workers_of(device: dict[str, Any]) -> int:
+    """Return the number of processes for tests: each takes a core, and GPU memory and RAM."""
+    memory = min(device["memory_bytes"], device["ram_bytes"])
+    return max(1, min(device["cores"], memory // (int(DEVICE_GIB) << 30)))
+
+
 def entry(
-    step: Step, parts: Path, limit: float, given: dict[str, str], *, simulated: bool
+    step: Step,
+    parts: Path,
+    limit: float,
+    given: dict[str, str],
+    *,
+    simulated: bool,
+    workers: int = 1,
 ) -> dict[str, Any]:
-    """Run the step; return what the record notes of it."""
+    """Run the step, tests in `workers` processes; return what the record notes of it."""
     shown = " ".join(["python", *(step.tiny if simulated else step.real)])
     if lacking := [module for module in step.needs if find_spec(module) is None]:
         reason = f"not installed: {', '.join(lacking)}"
@@ -121,7 +137,7 @@ def entry(
     part = parts / f"{step.slice}-{step.name.replace(' ', '-').replace(',', '')}.json"
     bench = str(ROOT / "bench")
     given = {**given, "PYTHONPATH": os.pathsep.join([given["PYTHONPATH"], bench])}
-    done = run(command_of(step, part, limit, simulated=simulated), limit, given)
+    done = run(command_of(step, part, limit, simulated=simulated, workers=workers), limit, given)
     found: dict[str, Any] = {"command": shown, "seconds": done.seconds}
     result = result_of(step, part)
     problems = problems_of(result)

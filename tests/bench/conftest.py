@@ -22,7 +22,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     import gpu
     from first_minutes import record, running, steps
 
-    device = {"name": "a card", "memory_bytes": 1 << 30}
+    device = {"name": "a card", "memory_bytes": 1 << 30, "ram_bytes": 1 << 30, "cores": 2}
     monkeypatch.setattr(gpu, "device_of", lambda *_, **__: device)
     monkeypatch.setattr(gpu, "LEAST", 0.05)
     yield SimpleNamespace(gpu=gpu, record=record, running=running, steps=steps, device=device)

@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return NO_GPU
     every = configurations(tiny=options.tiny)
-    device = torch.device("cuda" if gpu and not options.plan else "cpu")
+    device = torch.device("cuda", 0) if gpu and not options.plan else torch.device("cpu")
     if options.one:
         torch.set_num_threads(1 if options.tiny else torch.get_num_threads())
         chosen = next(each for each in every if each.key == options.one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def main() -> None:
     """Train the configuration that the arguments give; print the bytes that it took, as JSON."""
     device, given = sys.argv[1:]
     sys.path.insert(0, str(Path(__file__).parents[1]))  # configurations name `planning.models`
-    if device == "cuda":
+    if device == "cuda" and find_spec("simulated_gpu"):
         import simulated_gpu  # noqa: F401, PLC0415 - it comes before torch
     print(json.dumps(_measured(json.loads(given), device)))
 

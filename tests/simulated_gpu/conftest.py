@@ -1,6 +1,7 @@
 """Which tests here are collected: all on the simulated GPU, those that need no simulator on a GPU.
 
-Without a device nothing is collected.
+Without a device nothing is collected. Libraries of a GPU keep memory from their first products on;
+it is there before the first test counts.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
-_ONLY_SIMULATED = re.compile(r"^\s*(import|from) simulated_gpu\b", re.MULTILINE)
-"""What a test file has that asks the simulator."""
+from neaptide_toolkit.testing.memory_counts import keep_workspaces
+
+_ONLY_SIMULATED = re.compile(
+    r"^\s*(import|from) simulated_gpu\b|\"simulated_gpu\"|\bmonkeypatch\.delattr\(torch\.cuda",
+    re.MULTILINE,
+)
+"""What a test file has that asks the simulator, or changes what it is like."""
 
 
 def _ignored() -> list[str]:
@@ -25,3 +32,8 @@ def _ignored() -> list[str]:
 
 
 collect_ignore_glob = _ignored()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _workspaces() -> None:
+    keep_workspaces(torch.device("cuda"))

@@ -1,4 +1,7 @@
-"""Streaming on a device: the resident run's bits, without a race, in every way."""
+"""Streaming on a device: the resident run's bits, without a race, in every way.
+
+An optimizer that steps on the CPU gives the bits of a resident run whose optimizer does so, too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def same(way: str, optimizer: str, *, poison: bool = True, **given: Any) -> None:
     kind, options = OPTIMIZERS[optimizer]
-    losses, weights, _ = trained_net(None, kind, device="cuda", **given, **options)
+    on_cpu = not WAYS[way].get("on_device", False)
+    losses, weights, _ = trained_net(
+        None, kind, device="cuda", steps_on_cpu=on_cpu, **given, **options
+    )
     settings = StreamingSettings(poison=poison, **WAYS[way])
     found, streamed, streaming = trained_net(settings, kind, device="cuda", **given, **options)
     assert streaming is not None

@@ -57,6 +57,17 @@ class _Implementation:
             raise
 
 
+class _Implementations(pluggy.PluginManager):
+    """Reads no attribute of a plugin that only exists in a run. pluggy 1.5 and 1.6 read all."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        return (
+            super().parse_hookimpl_opts(plugin, name)
+            if callable(getattr(type(plugin), name, None))
+            else None
+        )
+
+
 class HookManager:
     """Stores the enabled plugins in resolved order and calls the plugins' hooks."""
 
@@ -66,7 +77,7 @@ class HookManager:
         self.plugins = {spec.name: plugin for spec, plugin in plugins}
         self.specs = {spec.name: spec for spec, _ in plugins}
         self._log = log
-        self._pluggy = pluggy.PluginManager(PROJECT)
+        self._pluggy = _Implementations(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
         self._pluggy.register(defaults, DEFAULTS)
         for spec, plugin in reversed(plugins):  # pluggy calls the last registered plugin first

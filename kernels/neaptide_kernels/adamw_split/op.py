@@ -98,8 +98,8 @@ def values(
     generator = torch.Generator().manual_seed(len(shapes))
 
     def numbers(shape: Sequence[int], size: float) -> torch.Tensor:
-        exponents = torch.randn(tuple(shape), generator=generator)
-        return size * torch.randn(tuple(shape), generator=generator) * 10**exponents
+        exponents = torch.randn(tuple(shape), generator=generator, device="cpu")
+        return size * torch.randn(tuple(shape), generator=generator, device="cpu") * 10**exponents
 
     masters = [numbers(shape, 1.0).to(device) for shape in shapes]
     halves = [split(master) for master in masters]

@@ -88,8 +88,8 @@ def numbers(
     generator = torch.Generator().manual_seed(seed)
     tensors = []
     for shape in map(tuple, shapes):
-        exponents = torch.randn(shape, generator=generator)
-        tensor = size * torch.randn(shape, generator=generator) * 10**exponents
+        exponents = torch.randn(shape, generator=generator, device="cpu")
+        tensor = size * torch.randn(shape, generator=generator, device="cpu") * 10**exponents
         tensors.append(tensor.to(device))
     return tensors
 

@@ -10,6 +10,11 @@ from . import op
 from .checks import check, look_at_labels
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch 2.11 cannot compile it
+def _may_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
+
+
 def chunked_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -46,7 +51,7 @@ def chunked_cross_entropy(
         ValueError: the arguments do not match, or a label is not a row of `weight`.
     """
     kind = hidden.device.type
-    autocasts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    autocasts = _may_autocast(kind) and torch.is_autocast_enabled(kind)
     cast = autocasts and hidden.dtype != torch.float64
     check(hidden, weight, bias, labels, chunk, softcap, cast=cast)
     if reduction not in ("mean", "sum"):

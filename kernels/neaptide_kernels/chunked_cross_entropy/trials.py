@@ -37,11 +37,11 @@ def arguments(
     """Return hidden, weight, bias and labels; a quarter of the labels are ignored."""
     generator = torch.Generator().manual_seed(tokens * vocabulary + width)
     hidden, weight, bias = (
-        torch.randn(size, generator=generator).to(dtype=dtype, device=device)
+        torch.randn(size, generator=generator, device="cpu").to(dtype=dtype, device=device)
         for size in ((tokens, width), (vocabulary, width), (vocabulary,))
     )
-    labels = torch.randint(vocabulary, (tokens,), generator=generator)
-    labels[torch.rand(tokens, generator=generator) < 0.25] = -100  # noqa: PLR2004 - a quarter
+    labels = torch.randint(vocabulary, (tokens,), generator=generator, device="cpu")
+    labels[torch.rand(tokens, generator=generator, device="cpu") < 0.25] = -100  # noqa: PLR2004 - a quarter
     return hidden, weight, bias, labels.to(device)
 
 

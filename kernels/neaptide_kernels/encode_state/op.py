@@ -89,11 +89,11 @@ def histories(kind: str, samples: int, device: torch.device) -> tuple[torch.Tens
         device: device of the tensors.
     """
     generator = torch.Generator().manual_seed(samples)
-    noise = torch.randn(max(samples, 1), generator=generator)[:samples]
-    steps = torch.arange(samples)
+    noise = torch.randn(max(samples, 1), generator=generator, device="cpu")[:samples]
+    steps = torch.arange(samples, device="cpu")
     losses = {
         "learning": 2 + 3 * torch.exp(-steps / 90) + 0.05 * noise,
-        "flat": torch.full((samples,), 1.1),
+        "flat": torch.full((samples,), 1.1, device="cpu"),
         "broken": 5 + noise,
         "huge": 3e38 * torch.tanh(noise),
         "tiny": 1e-42 * noise,
@@ -101,7 +101,7 @@ def histories(kind: str, samples: int, device: torch.device) -> tuple[torch.Tens
     }[kind]
     if kind == "broken":
         losses[::3], losses[1::7], losses[2::11] = torch.nan, torch.inf, -torch.inf
-    extras = torch.randn(len(EXTRAS), generator=generator)
+    extras = torch.randn(len(EXTRAS), generator=generator, device="cpu")
     extras[5] = torch.inf if kind == "broken" else 0
     result: list[torch.Tensor] = []
     for size, newest in zip(_SIZES, (losses, losses.abs() ** 0.5, 0.1 + losses / 99), strict=False):

@@ -78,8 +78,8 @@ def _fake_dequantize(
 def values(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return numbers of many magnitudes, among them a denormal number and several zeros."""
     generator = torch.Generator().manual_seed(elements)
-    x = torch.randn(elements, generator=generator) * 10 ** torch.randn(
-        elements, generator=generator
+    x = torch.randn(elements, generator=generator, device="cpu") * 10 ** torch.randn(
+        elements, generator=generator, device="cpu"
     )
     x[elements // 2 : elements // 2 + elements // 8] = 0
     x[:1] = 1e-40

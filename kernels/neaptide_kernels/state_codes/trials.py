@@ -41,14 +41,16 @@ def weights(dtype: torch.dtype, like: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return random weights with the shapes and strides of the tensors in `like`."""
     generator = torch.Generator().manual_seed(1)
     return [
-        torch.empty_like(each, dtype=dtype).copy_(torch.randn(each.shape, generator=generator))
+        torch.empty_like(each, dtype=dtype).copy_(
+            torch.randn(each.shape, generator=generator, device="cpu")
+        )
         for each in like
     ]
 
 
 def _spread(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    magnitudes = torch.exp(3 * torch.randn(shape, generator=generator))
-    return torch.randn(shape, generator=generator) * magnitudes
+    magnitudes = torch.exp(3 * torch.randn(shape, generator=generator, device="cpu"))
+    return torch.randn(shape, generator=generator, device="cpu") * magnitudes
 
 
 @attrs.frozen

@@ -31,9 +31,10 @@ class HostileStore(ParameterStore):
     """A store whose weights, gradients and optimizer tensors are NaN outside loans and `compute()`.
 
     A loan gives a copy, which becomes NaN when the loan ends. The spans (the records of the
-    parameters) are in reverse order, and their tiers alternate between `host` and `device`. If a
-    plugin's results are bitwise equal to its results with the default store, the plugin works with
-    any store.
+    parameters) are in reverse order. On a CPU their tiers alternate between `host` and `device`;
+    on another device all are `device`, because plugins compute with weights of the host on the CPU,
+    which rounds otherwise. If a plugin's results are bitwise equal to its results with the default
+    store, the plugin works with any store.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -44,10 +45,12 @@ class HostileStore(ParameterStore):
         self._hide()
 
     def spans(self) -> list[Span]:
-        """Return the spans in reverse order; their tiers alternate between `host` and `device`."""
+        """Return the spans in reverse order, with tiers that alternate on a CPU."""
+        spans = list(reversed(self._inner.spans()))
+        if any(one.device.type != "cpu" for one in self.parameters.values()):
+            return spans
         return [
-            attrs.evolve(span, tier=tier)
-            for span, tier in zip(reversed(self._inner.spans()), cycle(_TIERS), strict=False)
+            attrs.evolve(span, tier=tier) for span, tier in zip(spans, cycle(_TIERS), strict=False)
         ]
 
     @contextmanager

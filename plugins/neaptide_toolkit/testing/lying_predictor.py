@@ -67,7 +67,7 @@ class LyingPredictor(Plugin[LyingConfig]):
             return torch.zeros(*span.shape, 2)
         if self.config.lie == "random":
             generator = torch.Generator().manual_seed(self._proposals)
-            drawn = torch.randn(span.shape, generator=generator).to(weight.dtype)
+            drawn = torch.randn(span.shape, generator=generator, device="cpu").to(weight.dtype)
             return drawn.mul_(self.config.size * weight.norm() / drawn.norm().clamp_min(1e-30))
         changed = torch.zeros(span.shape)
         changed.view(-1)[-1:] = float("nan" if self.config.lie == "nan" else "inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class Observed:
 def observed(subject: Subject) -> Observed:
     """Train through all phases with an evaluation after each step, and count at every mark."""
     if torch.accelerator.is_available():
+        keep_workspaces(accelerator_or_cpu())
         gc.collect()  # garbage of earlier runs must not be freed during this one
     slabs_before, cuda_before = mapped_slabs(), _cuda_bytes()
     others: dict[str, list[tuple[int, int]]] = {}
@@ -108,6 +110,17 @@ def observed(subject: Subject) -> Observed:
         ]
         held[phase, moment] = max(reversed(every), key=lambda one: one.cpu + one.cuda + one.slabs)
     return Observed(device, held, ledgers, beside)
+
+
+@functools.cache
+def keep_workspaces(device: torch.device) -> None:
+    """Let the device's libraries allocate the memory that they keep from their first products on.
+
+    cuBLAS keeps a workspace for each thread with products: one of the forward, one of the backward.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        one = torch.ones(64, 64, dtype=dtype, device=device, requires_grad=True)
+        torch.autograd.backward(torch.nn.functional.linear(one @ one, one, one[0]).sum())
 
 
 def _cuda_bytes() -> int:

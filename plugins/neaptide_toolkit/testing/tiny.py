@@ -106,7 +106,7 @@ def tiny_task(
     generator = torch.Generator().manual_seed(seed + 1)
     batches = []
     for _ in range(steps):
-        x = torch.randn(12, width, generator=generator)
+        x = torch.randn(12, width, generator=generator, device="cpu")
         y = x[:, :CLASSES].argmax(dim=1)
         y[0] = -100
         batches.append({"x": x.to(device), "y": y.to(device)})

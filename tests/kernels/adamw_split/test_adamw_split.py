@@ -51,7 +51,9 @@ class Split:
 
 
 def numbers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
+    return torch.randn(shape, generator=generator, device="cpu") * 10 ** torch.randn(
+        shape, generator=generator, device="cpu"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -1,6 +1,7 @@
 """The rules of autocast on CUDA, for tensors on the CPU, whose own rules are fewer.
 
-The lists are those of `ATen/autocast_mode.h`. Where the CPU has a rule for an operation, it stays.
+The lists are those of `ATen/autocast_mode.h`, less what this version of torch has no rule for. Where
+the CPU has a rule for an operation, it stays.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ def as_cuda_casts() -> AbstractContextManager[None]:
         operation: partial(rule, operation)
         for names, rule in rules.items()
         for operation in map(_operation, names.split())
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), _KEY)  # noqa: SLF001
+        if _has_rule(operation, "AutocastCUDA") and not _has_rule(operation, _KEY)
     }
     return overridden(found, _KEY)
+
+
+def _has_rule(operation: Any, key: str) -> bool:
+    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), key)  # noqa: SLF001
+    return has
 
 
 def _operation(name: str) -> Any:

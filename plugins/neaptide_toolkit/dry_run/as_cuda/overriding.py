@@ -22,7 +22,8 @@ def overridden(operations: Mapping[Any, Callable[..., Any]], key: str) -> Iterat
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for operation, own in operations.items():
-        library.impl(operation.name().removeprefix("aten::"), own, key)
+        name = operation.name().removeprefix("aten::")
+        library.impl(name, own, key, allow_override=True)  # torch 2.11 must be told
     try:
         yield
     finally:

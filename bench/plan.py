@@ -3,8 +3,9 @@
     python bench/plan.py [--device cpu|cuda] [--json PATH] [--some N] [--only TEXT]
 
 Every case trains three steps in a process of its own. On the CPU, torch's profiler counts the bytes
-of its allocator, without the data. `cuda` is the simulated GPU of contrib where it is
-installed, and else a GPU; their allocator counts. The prediction is that of `neaptide_toolkit.dry_run`, made here, which `neaptide plan` prints.
+of its allocator, without the data. `cuda` is the simulated GPU of contrib where it is installed,
+and else a GPU; their allocator counts. The prediction is that of `neaptide_toolkit.dry_run`, made
+here, which `neaptide plan` prints.
 """
 
 from __future__ import annotations

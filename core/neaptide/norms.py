@@ -30,13 +30,28 @@ def total_norm(norms: list[torch.Tensor], dtypes: list[torch.dtype]) -> torch.Te
     return total
 
 
+def gradient_norm(store: Any, on: torch.device | None = None) -> torch.Tensor:
+    """Return the global L2 norm of a store's gradients, 0-dim; zero without gradients.
+
+    With a device `on` it has the bits of a norm that is computed there, from copies.
+    """
+    norms, dtypes = [], []
+    places = {name: place for place, name in enumerate(store.parameters)}
+    for span in sorted(store.spans(), key=lambda span: places[span.name]):
+        if store.has_gradient(span):
+            with store.loan(span, "read", of="gradient", on=on) as gradient:
+                norms.append(norm_of(gradient))
+                dtypes.append(gradient.dtype)
+    return total_norm(norms, dtypes)
+
+
 def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm of a dense or sparse gradient, 0-dim."""
+    """Return the L2 norm of a dense or sparse gradient, 0-dim, as `get_total_norm` computes it."""
     # Entries of a sparse gradient with the same index must be summed first.
     dense = gradient.coalesce().values() if gradient.is_sparse else gradient
     wider = torch.float32 if dense.dtype == torch.float16 else None
-    norm: torch.Tensor = torch.linalg.vector_norm(dense, dtype=wider)
-    return norm
+    # On a GPU `vector_norm` adds in another order.
+    return torch._foreach_norm([dense], 2.0, wider)[0]  # noqa: SLF001 - as torch's own
 
 
 def long_norm(tensor: torch.Tensor) -> float:

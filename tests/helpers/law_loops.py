@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from support import DEVICE
+from support import DEVICE, REAL_GPU
 from torch import nn
 from torch.nn import functional
 
@@ -107,7 +107,11 @@ class Habit:
     """Called before each step."""
     loss_fn: LossFn = loss_of
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = attrs.field(
-        default=lambda parameters: torch.optim.AdamW(parameters, lr=0.05)
+        default=lambda parameters: (  # on a GPU one that a CPU computes to the bit, too
+            torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+            if REAL_GPU
+            else torch.optim.AdamW(parameters, lr=0.05)
+        )
     )
     trains: Callable[[str], bool] = lambda _: True
     """Whether the optimizer is given the parameter of a name."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import torch
-from support import DEVICE, random_state, same_bits
+from support import DEVICE, REAL_GPU, random_state, same_bits
 
 from neaptide_plugins.layer_streaming.outside import told_outside
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
@@ -75,8 +75,10 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def optimizer_of(model: nn.Module, kind: str = "AdamW") -> torch.optim.Optimizer:
-    options = {"momentum": 0.9} if kind == "SGD" else {"amsgrad": True}
-    return getattr(torch.optim, kind)(model.parameters(), lr=1e-2, **options)
+    """Return an optimizer; on a real GPU always one that a CPU computes to the bit, too."""
+    if kind == "SGD" or REAL_GPU:
+        return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    return getattr(torch.optim, kind)(model.parameters(), lr=1e-2, amsgrad=True)
 
 
 def train(

@@ -58,18 +58,6 @@ class Net(nn.Module):
         return self.head(self.blocks[0](x)["x"])
 
 
-def step_copies(
-    optimizer: torch.optim.Optimizer, trained: list[nn.Parameter], copies: list[torch.Tensor]
-) -> None:
-    """Step with the gradients of `trained`, and copy the results back."""
-    for parameter, copy in zip(trained, copies, strict=True):
-        copy.grad = None if parameter.grad is None else parameter.grad.cpu()
-    optimizer.step()
-    with torch.no_grad():
-        for parameter, copy in zip(trained, copies, strict=True):
-            parameter.copy_(copy)
-
-
 def trained_net(
     settings: StreamingSettings | None,
     kind: Any = torch.optim.AdamW,
@@ -77,21 +65,14 @@ def trained_net(
     *,
     device: str = "cpu",
     set_to_none: bool = True,
-    steps_on_cpu: bool = False,
     **options: Any,
 ) -> tuple[list[float], dict[str, torch.Tensor], Streaming | None]:
-    """Train six steps; return losses and weights.
-
-    Without settings the net is resident; with `steps_on_cpu` its optimizer steps on copies on the
-    CPU, whose last bits are others than those of a GPU.
-    """
+    """Train six steps; return losses and weights."""
     torch.manual_seed(0)
     model = Net()
     if settings is None:
         model.to(device)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    stepped = [p.detach().cpu().clone() for p in trained] if steps_on_cpu else trained
-    optimizer = kind(stepped, lr=1e-2, **options)
+    optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=1e-2, **options)
     streaming = None
     if settings is not None:
         streaming = Streaming(model, find_blocks(model), optimizer, torch.device(device), settings)
@@ -104,10 +85,7 @@ def trained_net(
             losses.append(loss.item())
             if streaming is not None:
                 streaming.gradients.flush()
-        if steps_on_cpu:
-            step_copies(optimizer, trained, stepped)
-            model.zero_grad(set_to_none=set_to_none)
-        elif streaming is None:
+        if streaming is None:
             optimizer.step()
         else:
             streaming.step()

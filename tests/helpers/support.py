@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DEVICE = accelerator_or_cpu()
 """Where the tests train: a GPU, which may be simulated, or the CPU."""
 
+REAL_GPU = DEVICE.type != "cpu" and "simulated_gpu" not in sys.modules
+"""A GPU rounds otherwise than a CPU: AdamW's update on the one has not the bits of the other's."""
+
 _numbers = itertools.count()
 
 CYCLE: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from neaptide.norms import all_finite, norm_of, on_device, total_norm
+from neaptide.norms import all_finite, gradient_norm, on_device
 from neaptide.renamed import with_old_names
 from neaptide.tensors import mapped
 
@@ -217,14 +217,7 @@ class ParameterStore(ABC):
 
         It has the bits of `torch.nn.utils.get_total_norm`; of float16 gradients it is float32.
         """
-        norms, dtypes = [], []
-        places = {name: place for place, name in enumerate(self.parameters)}
-        for span in sorted(self.spans(), key=lambda span: places[span.name]):
-            if self.has_gradient(span):
-                with self.loan(span, "read", of="gradient") as gradient:
-                    norms.append(norm_of(gradient))
-                    dtypes.append(gradient.dtype)
-        return total_norm(norms, dtypes)
+        return gradient_norm(self)
 
     def has_nonfinite_gradients(self) -> bool:
         """Return whether any gradient holds inf or nan; waits for the device."""

@@ -61,11 +61,8 @@ class _Implementations(pluggy.PluginManager):
     """Reads no attribute of a plugin that only exists in a run. pluggy 1.5 and 1.6 read all."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        return (
-            super().parse_hookimpl_opts(plugin, name)
-            if callable(getattr(type(plugin), name, None))
-            else None
-        )
+        is_method = callable(getattr(type(plugin), name, None))
+        return super().parse_hookimpl_opts(plugin, name) if is_method else None
 
 
 class HookManager:

@@ -64,7 +64,7 @@ class LateScalar:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        self._value = torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._value.copy_(tensor, non_blocking=True)
         self._event = api_of(tensor.device).Event()
         self._event.record()

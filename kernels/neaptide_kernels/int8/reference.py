@@ -102,7 +102,8 @@ def parameters(
     extent = extent.masked_fill(extent.isinf(), torch.nan)
     # An infinite divisor gives the inverse 0, so nothing is divided by zero.
     divisor = extent.masked_fill(extent == 0, torch.inf)
-    scale, inverse = extent / codes, codes / divisor
+    # CUDA would multiply by the inverse of a number, which rounds otherwise.
+    scale, inverse = extent / extent.new_full((), codes), codes / divisor
     zero = torch.zeros_like(scale)
     if affine:
         zero = (-128 - (low * inverse).round()).clamp(-128, 127)

@@ -9,6 +9,7 @@ import torch
 
 from neaptide import ParameterStore, Span
 from neaptide.api.memory import Tier, tier_of
+from neaptide.norms import gradient_norm
 from neaptide_toolkit.offload import Evictions, evictable_state, evictable_weights, lent_entry
 
 from .weights.blocks import owners_of
@@ -117,8 +118,13 @@ class StreamedStore(ParameterStore):
         return frozenset(self.names[parameter][0] for parameter in stepped)
 
     def gradient_norm(self) -> torch.Tensor:
-        """Return the global L2 norm, including gradients that were applied in the backward."""
-        norm = super().gradient_norm()
+        """Return the global L2 norm, including gradients that were applied in the backward.
+
+        If the optimizer steps on the device, each norm is computed there: a GPU adds in another
+        order than a CPU.
+        """
+        steps_there = self.streaming.settings.on_device
+        norm = gradient_norm(self, self._device if steps_there else None)
         if self.streaming.applying is None:
             return norm
         self._rest_norm = norm

@@ -34,7 +34,7 @@ from .own.ops import OwnOps
 from .own.parts import two_calls, two_micro_batches, two_parts, two_rows
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
-from .undispatched.generators import states_noted
+from .undispatched import all_dispatched
 from .undispatched.kernels import temporary, temporary_anywhere
 from .unknown import Unknown
 
@@ -121,7 +121,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
         inside.enter_context(watched(mapped))
         inside.enter_context(_shortened(mode, log, clock, accelerated=accelerated))
         inside.enter_context(log.resized())
-        inside.enter_context(states_noted(log.made))
+        inside.enter_context(all_dispatched(log.made))
         inside.enter_context(reads_by(mode))
         inside.enter_context(_explained(mode))
         inside.enter_context(mode)

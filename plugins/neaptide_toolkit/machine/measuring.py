@@ -98,7 +98,9 @@ def copies(sizes: Sizes, device: torch.device) -> Found:
     """Return the bytes/s of copies on the device, over the link and in RAM."""
     size, copied = sizes.copied, f"copy of {sizes.copied // MIB} MiB"
     near, there = (torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2))
-    far, away = (torch.ones(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    far, away = (
+        torch.ones(size, dtype=torch.uint8, device="cpu", pin_memory=True) for _ in range(2)
+    )
     plain, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     seconds = {
         "bandwidth": by_events(device, partial(there.copy_, near)),

@@ -101,7 +101,7 @@ def _pinned(kind: str) -> Finding:
     if reason is not None:
         return Finding("ok", "pinned memory", f"not applicable: {reason}")
     try:
-        torch.empty(_PINNED_TRIAL, dtype=torch.uint8, pin_memory=True)
+        torch.empty(_PINNED_TRIAL, dtype=torch.uint8, device="cpu", pin_memory=True)
     except RuntimeError as error:
         reason = str(error).strip().partition("\n")[0]
         detail = f"{size(_PINNED_TRIAL)} cannot be pinned: {reason}"

@@ -6,7 +6,10 @@ from functools import cache
 
 import pytest
 from streamed import WAYS, Trace, assert_close, assert_same, train
+from support import REAL_GPU
 from zoo_layers import LAYERS, LOOKS_ACROSS, OTHERWISE_IN_PIECES, Residual, Stack
+
+from neaptide import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
@@ -24,6 +27,10 @@ def resident(name: str, kind: str) -> Trace:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_trains_to_the_bit(name: str, way: str) -> None:
+    if REAL_GPU and name == "lstm with dropout":  # cuDNN has a generator of its own
+        with pytest.raises(ModelError, match="returned something else when recomputed"):
+            train(lambda: net(name), WAYS[way])
+        return
     assert_same(resident(name, "AdamW"), train(lambda: net(name), WAYS[way]))
 
 

@@ -128,7 +128,7 @@ class Odd(torch.optim.Optimizer):
             second.lerp_(parameter.grad.square(), 0.01)
             state["box"].last.copy_(parameter.grad)
             state["count"] += 1
-            shared["norm"][0] += parameter.grad.norm()
+            shared["norm"][0] += parameter.grad.norm().to(shared["norm"].device)
             direction = state["again"] / (second.sqrt() + 1e-3)
             parameter.sub_(0.05 * (direction + 0.1 * state["box"].last))
 

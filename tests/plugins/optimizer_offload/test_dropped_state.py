@@ -9,7 +9,7 @@ import pytest
 import torch
 from offloaded import state_of
 from optimizers_of_torch import OPTIMIZERS
-from support import DEVICE, same_bits
+from support import DEVICE, REAL_GPU, same_bits
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.dropped_state import DroppedState
@@ -51,6 +51,8 @@ def fresh_after_drop(make: Any, dtype: torch.dtype = torch.float32) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_is_a_new_optimizer(name: str) -> None:
+    if REAL_GPU and name == "Adagrad-fused":
+        pytest.skip("torch 2.11 has no fused Adagrad for a GPU")
     fresh_after_drop(OPTIMIZERS[name])
 
 

@@ -14,7 +14,18 @@ from neaptide.errors import ConfigError
 from neaptide_toolkit.machine import profiles
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = ("a100", "h200", "rtx3090", "rtx4070", "rtx4080", "rtx4090", "rtx5080", "rtx5090", "t4")
+NAMES = (
+    "a100",
+    "h100",
+    "h200",
+    "rtx3090",
+    "rtx4070",
+    "rtx4080",
+    "rtx4090",
+    "rtx5080",
+    "rtx5090",
+    "t4",
+)
 
 
 def written(path: Path, **changed: Any) -> Path:
@@ -45,11 +56,14 @@ def test_the_page_on_plans_counts_the_sources_of_the_shipped_rates() -> None:
     }
     most = {"data sheet": 4, "assumed": 10}
     peers = {"data sheet": 5, "assumed": 9}
-    assert counts == {name: peers if name in ("a100", "h200") else most for name in NAMES}
+    here = {"measured": 13, "assumed": 1}
+    expected = dict.fromkeys(NAMES, most) | {"a100": peers, "h200": peers, "h100": here}
+    assert counts == expected
     page = " ".join((ROOT / "docs" / "plan.md").read_text("utf-8").split())
     assert (
         "Of the 14 rates of a shipped profile, 4 are from a data sheet, 10 are assumed and none is "
-        "measured; for `a100` and `h200`, 5 are from a data sheet and 9 are assumed."
+        "measured; for `a100` and `h200`, 5 are from a data sheet and 9 are assumed; for `h100`, "
+        "13 are measured and 1 is assumed."
     ) in page
 
 

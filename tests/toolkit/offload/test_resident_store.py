@@ -96,7 +96,11 @@ def test_a_gradient_of_other_strides_makes_the_same_fused_step(kind: Any) -> Non
     for other in (False, True):
         model = nn.ParameterList([nn.Parameter(torch.ones(5, 7, device=DEVICE))])
         store = ResidentStore(model, kind(model.parameters(), lr=0.1, fused=True))
-        gradient = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).to(DEVICE).t()
+        gradient = (
+            torch.randn(7, 5, generator=torch.Generator().manual_seed(0), device="cpu")
+            .to(DEVICE)
+            .t()
+        )
         model[0].grad = gradient if other else gradient.contiguous()
         store.step()
         found.append(model[0].detach().clone())

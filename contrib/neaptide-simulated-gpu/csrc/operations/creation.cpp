@@ -21,7 +21,9 @@ OnDevice on(std::optional<at::Device> device) {
 }
 
 at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                 std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+                 std::optional<at::Device> device, std::optional<bool> pinned,
+                 std::optional<at::MemoryFormat> format) {
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   auto there = on(device);
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), device_allocator(), c10::DispatchKeySet(GPU_KEY),
                                    c10::dtype_or_default(dtype), format);

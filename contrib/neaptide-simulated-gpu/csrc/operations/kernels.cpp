@@ -112,7 +112,9 @@ class Call {
     if (value.isDevice()) return at::Device(twins_.fake ? at::kMeta : at::kCPU);
     if (says_.generator[argument]) {
       auto generator = value.isGenerator() ? value.toGenerator() : default_generator(current_device());
-      if (auto inner = inner_generator(generator)) return *inner;
+      auto inner = inner_generator(generator);
+      TORCH_CHECK(inner, "Expected a 'cuda' device type for generator but found '", generator.device().type(), "'");
+      return *inner;
     }
     return value;
   }

@@ -1,7 +1,7 @@
 """The rules of autocast on CUDA, for tensors on the CPU, whose own rules are fewer.
 
-The lists are those of `ATen/autocast_mode.h`, less what this version of torch has no rule for. Where
-the CPU has a rule for an operation, it stays.
+The lists are those of `ATen/autocast_mode.h`, less what this version of torch has no rule for.
+Where the CPU has a rule for an operation, it stays.
 """
 
 from __future__ import annotations

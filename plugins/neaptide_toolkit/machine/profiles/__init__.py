@@ -1,8 +1,8 @@
 """Profiles of machines: the rates of a GPU, its link, its host and its disk, each with its source.
 
 A profile is a JSON file that a simulator or a planner reads. The figures of the shipped ones are
-not exact: most are assumed, and the others come from data sheets, whose rates no program reaches.
-None is measured. `Machine.sources` says where each figure comes from.
+not exact: most are assumed, and others come from data sheets, whose rates no program reaches. Those
+of `h100` are measured. `Machine.sources` says where each figure comes from.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -35,6 +36,18 @@ def _measured_backward() -> None:
         one = torch.ones((), device="cuda", requires_grad=True)
         one.register_hook(lambda _: sys.settrace(threading.gettrace()))
         torch.autograd.grad(one * 1, one)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _other_rounding() -> Iterator[None]:
+    """Let the simulated GPU round otherwise than the CPU if DEVICE_ROUNDS_OTHERWISE=1 is set."""
+    if "simulated_gpu" in sys.modules and os.environ.get("DEVICE_ROUNDS_OTHERWISE"):
+        from other_rounding import device_rounds_otherwise
+
+        with device_rounds_otherwise():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from support import DEVICE, REAL_GPU
+from support import DEVICE, ROUNDS_OTHERWISE
 from torch import nn
 from torch.nn import functional
 
@@ -109,7 +109,7 @@ class Habit:
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = attrs.field(
         default=lambda parameters: (  # on a GPU one that a CPU computes to the bit, too
             torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
-            if REAL_GPU
+            if ROUNDS_OTHERWISE
             else torch.optim.AdamW(parameters, lr=0.05)
         )
     )

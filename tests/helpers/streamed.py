@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import torch
-from support import DEVICE, REAL_GPU, random_state, same_bits
+from support import DEVICE, ROUNDS_OTHERWISE, random_state, same_bits
 
 from neaptide_plugins.layer_streaming.outside import told_outside
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
@@ -76,7 +76,7 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def optimizer_of(model: nn.Module, kind: str = "AdamW") -> torch.optim.Optimizer:
     """Return an optimizer; on a real GPU always one that a CPU computes to the bit, too."""
-    if kind == "SGD" or REAL_GPU:
+    if kind == "SGD" or ROUNDS_OTHERWISE:
         return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     return getattr(torch.optim, kind)(model.parameters(), lr=1e-2, amsgrad=True)
 

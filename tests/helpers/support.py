@@ -23,7 +23,8 @@ DEVICE = accelerator_or_cpu()
 """Where the tests train: a GPU, which may be simulated, or the CPU."""
 
 REAL_GPU = DEVICE.type != "cpu" and "simulated_gpu" not in sys.modules
-"""A GPU rounds otherwise than a CPU: AdamW's update on the one has not the bits of the other's."""
+ROUNDS_OTHERWISE = REAL_GPU or bool(os.environ.get("DEVICE_ROUNDS_OTHERWISE"))
+"""Whether AdamW's update on the device has not the bits of one on the CPU, as on a real GPU."""
 
 _numbers = itertools.count()
 

@@ -51,6 +51,12 @@ SUITE = (
 """Rooms of `tests/` in which something trains, copies or computes on a device."""
 UNMEASURED = ("laws", "contract", "toolkit/testing")
 """Rooms whose tests run without coverage, which would slow them down."""
+ROUNDED = (
+    str(EVERY_PLUGIN), str(HERE / "test_streaming.py"), str(HERE / "test_plugins.py"),
+    str(TESTS / "plugins" / "layer_streaming" / "test_zoo.py"),
+    "-k", "not detach and not rollback and not estimate",
+)  # fmt: skip
+"""Tests that run again with a device that rounds otherwise than the CPU."""
 ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")
 
 
@@ -82,6 +88,7 @@ def run_suite() -> None:
         later = f"--ignore={TESTS / 'toolkit' / 'testing'}"
         run(*ON_DEVICE, *rooms, *ignored, later, *measured, PYTHONPATH=here)
         run(*ON_DEVICE, *unmeasured, *ignored, f"--ignore={EVERY_PLUGIN}")
+        run(*ON_DEVICE, *ROUNDED, DEVICE_ROUNDS_OTHERWISE="1")
         run(str(HELPERS / "coverage_of_devices.py"), str(report))
 
 

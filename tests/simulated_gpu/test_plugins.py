@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import pytest
 import torch
 from on_device import task_on_device
-from support import REAL_GPU, same_tensors, tensors_of
+from support import ROUNDS_OTHERWISE, same_tensors, tensors_of
 
 from neaptide import HybridTrainer
 from neaptide.hooks.registry import installed_plugins
@@ -107,7 +107,7 @@ def trained(
 
 def steps_on_a_real_cpu(plugins: dict[str, Any]) -> bool:
     """Return whether the optimizer steps on a CPU that rounds otherwise than the device."""
-    return REAL_GPU and plugins.get("layer-streaming", {}).get("optimizer_on") == "cpu"
+    return ROUNDS_OTHERWISE and plugins.get("layer-streaming", {}).get("optimizer_on") == "cpu"
 
 
 @pytest.fixture(scope="session")

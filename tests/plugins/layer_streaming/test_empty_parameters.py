@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import DEVICE, REAL_GPU
+from support import DEVICE, ROUNDS_OTHERWISE
 from torch import nn
 
 from neaptide import HybridTrainer
@@ -59,7 +59,9 @@ def digest(
     torch.manual_seed(0)
     model = nn.Sequential(nn.Sequential(*(block() for _ in range(3))), nn.Linear(4, 1))
     model.to(DEVICE)
-    kind = torch.optim.SGD if REAL_GPU else torch.optim.AdamW  # a CPU rounds SGD's update as a GPU
+    kind = (
+        torch.optim.SGD if ROUNDS_OTHERWISE else torch.optim.AdamW
+    )  # a CPU rounds SGD's update as a GPU
     optimizer = kind(model.parameters(), lr=0.1)
     plugins = {} if settings is None else {"layer-streaming": {"blocks": "0", **settings}}
     trainer = HybridTrainer(

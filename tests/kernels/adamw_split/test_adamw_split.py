@@ -51,9 +51,7 @@ class Split:
 
 
 def numbers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, generator=generator, device="cpu") * 10 ** torch.randn(
-        shape, generator=generator, device="cpu"
-    )
+    return torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

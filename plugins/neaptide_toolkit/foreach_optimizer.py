@@ -1,0 +1,133 @@
+"""Base class of torch optimizers that update many dense parameters in one call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+TOGETHER = 1 << 22
+"""Largest number of elements in one call of `update`, unless one parameter is larger. So temporary
+tensors are small."""
+
+
+class ForeachOptimizer(torch.optim.Optimizer, ABC):
+    """An optimizer that updates parameters in batches, by torch's `_foreach` operations.
+
+    The parameters of a batch have the same group, device, dtype and, if the state has a `"step"`,
+    the same step count. A subclass whose update of a parameter reads only the parameter, its
+    gradient and its state, and whose state has the parameter's shape or no dimension, declares
+    `separable = True` in its own body. `layer-streaming` then runs it block by block.
+    """
+
+    @abstractmethod
+    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the state of a parameter before its first update.
+
+        A tensor `"step"` (float32, no dimension, on the CPU) counts the updates. `step` adds 1 to
+        it before `update`.
+        """
+
+    @abstractmethod
+    def update(
+        self,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        state: Mapping[str, list[torch.Tensor]],
+        group: dict[str, Any],
+    ) -> None:
+        """Update a batch in place.
+
+        Args:
+            params: parameters of one group, device and dtype.
+            grads: the dense gradient of each parameter.
+            state: by name, the state tensor of each parameter.
+            group: the options.
+        """
+
+    @abstractmethod
+    def out_of_range(self, group: Mapping[str, Any]) -> dict[str, bool]:
+        """Return for each option of a group whether its value is out of range."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; ValueError if an option or a parameter of the group does not fit."""
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1], len(self.param_groups) - 1)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; return what `closure` returns, if given.
+
+        Args:
+            closure: evaluates the model again, with gradients, and returns the loss.
+
+        Raises:
+            ValueError: a gradient is sparse. No parameter of its group is updated then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            pairs = [(param, param.grad) for param in group["params"] if param.grad is not None]
+            for _, grad in pairs:
+                self._check_gradient(grad)
+            for param, _ in pairs:
+                if not self.state[param]:
+                    self.state[param].update(self.new_state(param))
+                if "step" in self.state[param]:
+                    self.state[param]["step"] += 1
+            for batch in self._batches(pairs):
+                params = [param for param, _ in batch]
+                names = self.state[params[0]]
+                state = {name: [self.state[param][name] for param in params] for name in names}
+                self.update(params, [grad for _, grad in batch], state, group)
+        return loss
+
+    def _batches(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+        alike: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for param, grad in pairs:
+            count = self.state[param].get("step")
+            key = (None if count is None else int(count), param.device, param.dtype)
+            alike.setdefault(key, []).append((param, grad))
+        for each in alike.values():
+            batch: list[tuple[torch.Tensor, torch.Tensor]] = []
+            size = 0
+            for param, grad in each:
+                if batch and size + param.numel() > TOGETHER:
+                    yield batch
+                    batch, size = [], 0
+                batch.append((param, grad))
+                size += param.numel()
+            yield batch
+
+    def _check(self, group: dict[str, Any], place: int) -> None:
+        name = type(self).__name__
+        for option, is_wrong in self.out_of_range(group).items():
+            if is_wrong:
+                msg = f"{name}: {option} is out of range (got {group[option]!r})"
+                raise ValueError(msg)
+        for index, param in enumerate(group["params"]):
+            if not param.is_floating_point():
+                msg = (
+                    f"{name}: parameter {index} of group {place}, {param.dtype} "
+                    f"{list(param.shape)}, has no real floating dtype; leave it out"
+                )
+                raise ValueError(msg)
+
+    def _check_gradient(self, grad: torch.Tensor) -> None:
+        if grad.layout != torch.strided:
+            msg = (
+                f"{type(self).__name__} takes dense gradients (got {grad.layout}); set sparse=False"
+            )
+            raise ValueError(msg)

@@ -1,0 +1,155 @@
+"""Lion in runs: named, refused, resumed, streamed, accounted for, beside other plugins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support import CYCLE, same_tensors, tensors_of
+
+from neaptide import ConfigError, HybridTrainer
+from neaptide.hooks.enabling import configured
+from neaptide_plugins.lion.optimizer import Lion
+from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
+from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR, tiny_loss, tiny_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 14
+
+
+def config(**sections: Any) -> dict[str, Any]:
+    optimizer = {"name": "lion", "lr": 0.003, "options": {"weight_decay": 0.1}}
+    return {"optimizer": optimizer, "phases": CYCLE, "train": {"steps": STEPS}} | sections
+
+
+def trainer_of(
+    settings: dict[str, Any], *plugins: Any, dtype: torch.dtype = torch.float32
+) -> tuple[HybridTrainer, list[Any]]:
+    """Return a trainer of the tiny task whose optimizer the config names, and its batches."""
+    task = tiny_task(steps=STEPS)
+    trainer = HybridTrainer(
+        task.model.to(dtype),
+        loss_fn=tiny_loss,
+        config=settings,
+        plugins=[STEADY_PREDICTOR, *plugins],
+    )
+    batches = [{**batch, "x": batch["x"].to(dtype)} for batch in task.batches]
+    return trainer, batches
+
+
+def trained(settings: dict[str, Any], *plugins: Any) -> dict[str, torch.Tensor]:
+    trainer, batches = trainer_of(settings, *plugins)
+    with trainer:
+        for batch in batches:
+            trainer.step(batch)
+    return tensors_of(trainer.model)
+
+
+def test_naming_it_enables_it_with_its_options() -> None:
+    options = {"weight_decay": 0.25, "betas": [0.8, 0.9]}
+    trainer, _ = trainer_of(config(optimizer={"name": "lion", "lr": 0.01, "options": options}))
+    with trainer:
+        assert type(trainer.optimizer) is Lion
+        (group,) = trainer.optimizer.param_groups
+        assert (0.01, 0.25, (0.8, 0.9)) == (group["lr"], group["weight_decay"], group["betas"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"betas": (0.9, 0.99, 0.999)}, "optimizer.options.betas"),
+        ({"betas": (0.9, 1.0)}, "optimizer.options.betas"),
+        ({"weight_decay": -1.0}, "optimizer.options.weight_decay"),
+        ({"weight_dekay": 0.1}, r"'weight_decay'\?\) @ optimizer.options.weight_dekay"),
+        ({"seed": 3}, "optimizer.options.seed"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_found_with_the_config(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        configured(config(optimizer={"name": "lion", "options": options}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("after", [1, 7, 11])
+def test_it_resumes_exactly(after: int, tmp_path: Path) -> None:
+    expected, saved = trained(config()), tmp_path / "checkpoint"
+    trainer, batches = trainer_of(config())
+    with trainer:
+        for batch in batches[:after]:
+            trainer.step(batch)
+        trainer.save(saved)
+    trainer, batches = trainer_of(config())
+    with trainer:
+        trainer.load(saved)
+        for batch in batches[after:]:
+            trainer.step(batch)
+
+    assert same_tensors(expected, tensors_of(trainer.model))
+
+
+def test_it_needs_weights_only_while_it_steps() -> None:
+    assert same_tensors(trained(config()), trained(config(), HOSTILE_STORE))
+
+
+STREAMING: list[dict[str, Any]] = [
+    {"optimizer_on": "cpu"},
+    {"optimizer_on": "device"},
+    {"optimizer_on": "device", "update": "in_backward"},
+]
+
+
+@pytest.mark.parametrize("streaming", STREAMING, ids=str)
+def test_streamed_it_is_the_same_to_the_bit(streaming: dict[str, Any]) -> None:
+    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": streaming}
+    assert same_tensors(trained(config()), trained(config(plugins=exact)))
+
+
+@pytest.mark.parametrize("streaming", STREAMING[1:], ids=str)
+def test_bfloat16_weights_with_split_masters_learn(streaming: dict[str, Any]) -> None:
+    plugins = {"layer-streaming": {**streaming, "master": "split"}}
+    trainer, batches = trainer_of(config(plugins=plugins), dtype=torch.bfloat16)
+    with trainer:
+        before = trainer.evaluate(batches)
+        for batch in batches:
+            trainer.step(batch)
+        assert trainer.evaluate(batches) < 0.95 * before
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"plugins": {"mixed-precision": {"full": "bf16", "correct": "fp16"}}},
+        {"plugins": {"gradient-accumulation": {"steps": 3}}},
+        {"train": {"clip_norm": 0.5}},
+        {"plugins": {"lr-schedule": {"name": "cosine", "warmup": 3}}},
+    ],
+    ids=str,
+)
+def test_it_learns_beside_what_changes_training(sections: dict[str, Any]) -> None:
+    trainer, batches = trainer_of(config(**sections))
+    with trainer:
+        before = trainer.evaluate(batches)
+        for batch in batches:
+            trainer.step(batch)
+        assert trainer.evaluate(batches) < 0.95 * before
+
+
+def test_the_ledger_has_the_bytes_of_the_state() -> None:
+    trainer, batches = trainer_of(config())
+    with trainer:
+        trainer.step(batches[0])
+        stated = trainer.estimate_memory("full").total(kind="optimizer.state")
+        (group,) = trainer.optimizer.param_groups
+
+    assert 4 * sum(param.numel() for param in group["params"]) == stated
+
+
+def test_it_leaves_another_optimizer_alone() -> None:
+    task = tiny_task(steps=1)
+    with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, plugins=["lion"]) as trainer:
+        trainer.step(task.batches[0])
+        assert task.optimizer is trainer.optimizer

@@ -13,7 +13,7 @@ from torch import nn
 from neaptide import HybridTrainer, Ledger, ModelError
 from neaptide_toolkit.optimizer_state import expected_state, state_bytes
 
-OURS = ("adam8bit", "lion", "lion8bit", "ademamix", "muon")
+OURS = ("adafactor", "adam8bit", "lion", "lion8bit", "ademamix", "muon")
 
 
 class Net(nn.Module):

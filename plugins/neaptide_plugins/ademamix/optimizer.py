@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide_toolkit.foreach_optimizer import ForeachOptimizer
+from neaptide_toolkit.optim.foreach_optimizer import ForeachOptimizer
 
 from .warmups import alpha_at, slow_decay_at
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide_toolkit.foreach_optimizer import ForeachOptimizer
+from neaptide_toolkit.optim.foreach_optimizer import ForeachOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,10 +18,10 @@ tensors are small."""
 class ForeachOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that updates parameters in batches, by torch's `_foreach` operations.
 
-    The parameters of a batch have the same group, device, dtype and, if the state has a `"step"`,
-    the same step count. A subclass whose update of a parameter reads only the parameter, its
-    gradient and its state, and whose state has the parameter's shape or no dimension, declares
-    `separable = True` in its own body. `layer-streaming` then runs it block by block.
+    The parameters of a batch have the same group, device, dtype, names of state tensors and, if the
+    state has a `"step"`, step count. A subclass declares `separable = True` in its own body if its
+    update of a parameter reads only the parameter, its gradient and its state, and the state has
+    the parameter's shape or no dimension. `layer-streaming` then runs it block by block.
     """
 
     @abstractmethod
@@ -97,8 +97,9 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
         alike: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for param, grad in pairs:
-            count = self.state[param].get("step")
-            key = (None if count is None else int(count), param.device, param.dtype)
+            state = self.state[param]
+            count = int(state["step"]) if "step" in state else None
+            key = (count, tuple(state), param.device, param.dtype)
             alike.setdefault(key, []).append((param, grad))
         for each in alike.values():
             batch: list[tuple[torch.Tensor, torch.Tensor]] = []

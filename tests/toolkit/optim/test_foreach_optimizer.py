@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from neaptide_toolkit.foreach_optimizer import TOGETHER, ForeachOptimizer
+from neaptide_toolkit.optim.foreach_optimizer import TOGETHER, ForeachOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

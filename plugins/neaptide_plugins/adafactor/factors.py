@@ -39,7 +39,7 @@ def mean_square(tensor: torch.Tensor, dim: int | None = None) -> torch.Tensor:
         dim: the dimension to average, which is then 1; None averages all and has no dimension.
     """
     size = tensor.numel() if dim is None else tensor.shape[dim]
-    norm = torch.linalg.vector_norm(
+    norm: torch.Tensor = torch.linalg.vector_norm(
         tensor, dim=dim, keepdim=dim is not None, dtype=working_dtype(tensor)
     )
     return norm.square_().div_(size)

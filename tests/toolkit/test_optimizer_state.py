@@ -115,6 +115,13 @@ def test_where_a_plugin_keeps_it(way: str, dtype: torch.dtype) -> None:
     assert_foreseen(*ledgers(model, torch.optim.AdamW(trained), WAYS[way]))
 
 
+@pytest.mark.parametrize("name", ["adafactor", "ademamix", "lion"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way.startswith("streaming")])
+def test_where_streaming_keeps_that_of_ours(way: str, name: str) -> None:
+    before, after = ledgers(net(), None, WAYS[way] | {name: {}}, name)
+    assert_foreseen(before, after)
+
+
 def test_a_scheduler_and_hooks_do_not_see_the_step() -> None:
     model = net()
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])

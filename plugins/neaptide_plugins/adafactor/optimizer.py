@@ -43,6 +43,10 @@ class Adafactor(ForeachOptimizer):
         ValueError: an option is out of range, or a parameter has no real floating dtype.
     """
 
+    separable = True
+    """The update of a parameter reads only this parameter, its gradient and its state.
+    `layer-streaming` runs the update block by block only with such optimizers."""
+
     def __init__(
         self,
         params: ParamsT,
@@ -149,7 +153,7 @@ def _shapes(param: torch.Tensor) -> dict[str, list[int]]:
 
 def _check_state(number: int, saved: Mapping[str, Any], param: torch.Tensor) -> None:
     shapes = _shapes(param)
-    if set(saved) != {"step", *shapes}:
+    if not {"step", *shapes} <= set(saved):
         msg = (
             f"the state of parameter {number} has {', '.join(sorted(saved))}, but Adafactor needs "
             f"{', '.join(sorted({'step', *shapes}))}; load a state saved by Adafactor"

@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+STEP = "step"
+"""Name of the state tensor that counts the updates of a parameter."""
 TOGETHER = 1 << 22
 """Largest number of elements in one call of `update`, unless one parameter is larger. So temporary
 tensors are small."""
@@ -20,16 +22,18 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
 
     The parameters of a batch have the same group, device, dtype, names of state tensors and, if the
     state has a `"step"`, step count. A subclass declares `separable = True` in its own body if its
-    update of a parameter reads only the parameter, its gradient and its state, and the state has
-    the parameter's shape or no dimension. `layer-streaming` then runs it block by block.
+    update of a parameter reads only the parameter, its gradient and its state. `layer-streaming`
+    then runs it block by block. The state tensors may have any shape.
     """
 
     @abstractmethod
     def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the state of a parameter before its first update.
 
-        A tensor `"step"` (float32, no dimension, on the CPU) counts the updates. `step` adds 1 to
-        it before `update`.
+        All tensors are on the parameter's device, except `"step"`. A tensor `"step"` (float32, no
+        dimension, on the CPU) counts the updates. `step` adds 1 to it before `update`. The names,
+        shapes and dtypes depend only on the parameter's shape, strides and dtype. A parameter on
+        the meta device has state on the meta device.
         """
 
     @abstractmethod
@@ -83,8 +87,8 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
             for param, _ in pairs:
                 if not self.state[param]:
                     self.state[param].update(self.new_state(param))
-                if "step" in self.state[param]:
-                    self.state[param]["step"] += 1
+                if STEP in self.state[param]:
+                    self.state[param][STEP] += 1
             for batch in self._batches(pairs):
                 params = [param for param, _ in batch]
                 names = self.state[params[0]]
@@ -98,7 +102,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         alike: dict[tuple[Any, ...], list[tuple[torch.Tensor, torch.Tensor]]] = {}
         for param, grad in pairs:
             state = self.state[param]
-            count = int(state["step"]) if "step" in state else None
+            count = int(state[STEP]) if STEP in state else None
             key = (count, tuple(state), param.device, param.dtype)
             alike.setdefault(key, []).append((param, grad))
         for each in alike.values():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import CYCLE, REAL_GPU, same_tensors, tensors_of
+from support import CYCLE, same_tensors, tensors_of
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.hooks.enabling import configured
@@ -40,8 +40,10 @@ def trainer_of(
     return trainer, batches
 
 
-def trained(settings: dict[str, Any], *plugins: Any) -> dict[str, torch.Tensor]:
-    trainer, batches = trainer_of(settings, *plugins)
+def trained(
+    settings: dict[str, Any], *plugins: Any, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    trainer, batches = trainer_of(settings, *plugins, dtype=dtype)
     with trainer:
         for batch in batches:
             trainer.step(batch)
@@ -83,39 +85,72 @@ def test_a_wrong_option_is_found_with_the_config(options: dict[str, Any], messag
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("after", [1, 7, 11])
-def test_it_resumes_exactly(after: int, tmp_path: Path) -> None:
-    expected, saved = trained(config()), tmp_path / "checkpoint"
-    trainer, batches = trainer_of(config())
+STREAMED: dict[str, dict[str, Any]] = {
+    "cpu": {"optimizer_on": "cpu"},
+    "device": {"optimizer_on": "device"},
+    "in backward": {"update": "in_backward"},
+}
+SPLIT = {way: {**STREAMED[way], "master": "split"} for way in ("device", "in backward")}
+
+
+def resumed(
+    after: int, folder: Path, settings: dict[str, Any], dtype: torch.dtype
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the weights of a run, and of one that was saved after some steps and goes on."""
+    expected = trained(settings, dtype=dtype)
+    trainer, batches = trainer_of(settings, dtype=dtype)
     with trainer:
         for batch in batches[:after]:
             trainer.step(batch)
-        trainer.save(saved)
-    trainer, batches = trainer_of(config())
+        trainer.save(folder)
+    trainer, batches = trainer_of(settings, dtype=dtype)
     with trainer:
-        trainer.load(saved)
+        trainer.load(folder)
         for batch in batches[after:]:
             trainer.step(batch)
+    return expected, tensors_of(trainer.model)
 
-    assert same_tensors(expected, tensors_of(trainer.model))
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("after", [1, 7, 11])
+def test_it_resumes_exactly(after: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    assert same_tensors(*resumed(after, tmp_path / "saved", config(), dtype))
+
+
+@pytest.mark.parametrize("way", STREAMED)
+def test_streamed_it_resumes_exactly(way: str, tmp_path: Path) -> None:
+    settings = config(plugins={"layer-streaming": STREAMED[way]})
+    assert same_tensors(*resumed(7, tmp_path / "saved", settings, torch.float32))
+
+
+@pytest.mark.parametrize("way", SPLIT)
+def test_with_split_masters_it_resumes_exactly(way: str, tmp_path: Path) -> None:
+    settings = config(plugins={"layer-streaming": SPLIT[way]})
+    assert same_tensors(*resumed(7, tmp_path / "saved", settings, torch.bfloat16))
 
 
 def test_it_needs_weights_only_while_it_steps() -> None:
     assert same_tensors(trained(config()), trained(config(), HOSTILE_STORE))
 
 
-@pytest.mark.skipif(
-    REAL_GPU, reason="streamed blocks are stepped on the host, which rounds otherwise"
-)
-def test_streamed_it_is_the_same_to_the_bit() -> None:
-    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": {"optimizer_on": "cpu"}}
-    assert same_tensors(trained(config()), trained(config(plugins=exact)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", STREAMED)
+def test_streamed_it_is_the_same_to_the_bit(way: str, dtype: torch.dtype) -> None:
+    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": STREAMED[way]}
+    expected = trained(config(), dtype=dtype)
+    assert same_tensors(expected, trained(config(plugins=exact), dtype=dtype))
 
 
-@pytest.mark.parametrize("streaming", [{"optimizer_on": "device"}, {"update": "in_backward"}])
-def test_blocks_are_not_stepped_on_the_device(streaming: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"Adafactor is none of torch.optim's .* = 'cpu'"):
-        trainer_of(config(plugins={"layer-streaming": streaming}))
+@pytest.mark.parametrize("way", SPLIT)
+def test_bfloat16_weights_with_split_masters_learn(way: str) -> None:
+    trainer, batches = trainer_of(
+        config(plugins={"layer-streaming": SPLIT[way]}), dtype=torch.bfloat16
+    )
+    with trainer:
+        before = trainer.evaluate(batches)
+        for batch in batches:
+            trainer.step(batch)
+        assert trainer.evaluate(batches) < 0.95 * before
 
 
 @pytest.mark.parametrize(

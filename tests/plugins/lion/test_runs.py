@@ -40,8 +40,10 @@ def trainer_of(
     return trainer, batches
 
 
-def trained(settings: dict[str, Any], *plugins: Any) -> dict[str, torch.Tensor]:
-    trainer, batches = trainer_of(settings, *plugins)
+def trained(
+    settings: dict[str, Any], *plugins: Any, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    trainer, batches = trainer_of(settings, *plugins, dtype=dtype)
     with trainer:
         for batch in batches:
             trainer.step(batch)
@@ -74,44 +76,67 @@ def test_a_wrong_option_is_found_with_the_config(options: dict[str, Any], messag
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("after", [1, 7, 11])
-def test_it_resumes_exactly(after: int, tmp_path: Path) -> None:
-    expected, saved = trained(config()), tmp_path / "checkpoint"
-    trainer, batches = trainer_of(config())
+STREAMED: dict[str, dict[str, Any]] = {
+    "cpu": {"optimizer_on": "cpu"},
+    "device": {"optimizer_on": "device"},
+    "in backward": {"update": "in_backward"},
+}
+SPLIT = {way: {**STREAMED[way], "master": "split"} for way in ("device", "in backward")}
+
+
+def resumed(
+    after: int, folder: Path, settings: dict[str, Any], dtype: torch.dtype
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the weights of a run, and of one that was saved after some steps and goes on."""
+    expected = trained(settings, dtype=dtype)
+    trainer, batches = trainer_of(settings, dtype=dtype)
     with trainer:
         for batch in batches[:after]:
             trainer.step(batch)
-        trainer.save(saved)
-    trainer, batches = trainer_of(config())
+        trainer.save(folder)
+    trainer, batches = trainer_of(settings, dtype=dtype)
     with trainer:
-        trainer.load(saved)
+        trainer.load(folder)
         for batch in batches[after:]:
             trainer.step(batch)
+    return expected, tensors_of(trainer.model)
 
-    assert same_tensors(expected, tensors_of(trainer.model))
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("after", [1, 7, 11])
+def test_it_resumes_exactly(after: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    assert same_tensors(*resumed(after, tmp_path / "saved", config(), dtype))
+
+
+@pytest.mark.parametrize("way", STREAMED)
+def test_streamed_it_resumes_exactly(way: str, tmp_path: Path) -> None:
+    settings = config(plugins={"layer-streaming": STREAMED[way]})
+    assert same_tensors(*resumed(7, tmp_path / "saved", settings, torch.float32))
+
+
+@pytest.mark.parametrize("way", SPLIT)
+def test_with_split_masters_it_resumes_exactly(way: str, tmp_path: Path) -> None:
+    settings = config(plugins={"layer-streaming": SPLIT[way]})
+    assert same_tensors(*resumed(7, tmp_path / "saved", settings, torch.bfloat16))
 
 
 def test_it_needs_weights_only_while_it_steps() -> None:
     assert same_tensors(trained(config()), trained(config(), HOSTILE_STORE))
 
 
-STREAMING: list[dict[str, Any]] = [
-    {"optimizer_on": "cpu"},
-    {"optimizer_on": "device"},
-    {"optimizer_on": "device", "update": "in_backward"},
-]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", STREAMED)
+def test_streamed_it_is_the_same_to_the_bit(way: str, dtype: torch.dtype) -> None:
+    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": STREAMED[way]}
+    expected = trained(config(), dtype=dtype)
+    assert same_tensors(expected, trained(config(plugins=exact), dtype=dtype))
 
 
-@pytest.mark.parametrize("streaming", STREAMING, ids=str)
-def test_streamed_it_is_the_same_to_the_bit(streaming: dict[str, Any]) -> None:
-    exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": streaming}
-    assert same_tensors(trained(config()), trained(config(plugins=exact)))
-
-
-@pytest.mark.parametrize("streaming", STREAMING[1:], ids=str)
-def test_bfloat16_weights_with_split_masters_learn(streaming: dict[str, Any]) -> None:
-    plugins = {"layer-streaming": {**streaming, "master": "split"}}
-    trainer, batches = trainer_of(config(plugins=plugins), dtype=torch.bfloat16)
+@pytest.mark.parametrize("way", SPLIT)
+def test_bfloat16_weights_with_split_masters_learn(way: str) -> None:
+    trainer, batches = trainer_of(
+        config(plugins={"layer-streaming": SPLIT[way]}), dtype=torch.bfloat16
+    )
     with trainer:
         before = trainer.evaluate(batches)
         for batch in batches:

@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
+from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
 from .kernel_step import left_by_kernels
 from .stepping import LO, Item, state_layout, step_away
@@ -245,13 +246,21 @@ def state_tensors(
             continue
         halved = split and parameter.dtype == torch.bfloat16
         dtype = torch.float32 if halved else parameter.dtype
-        if (id(group), dtype) not in known:
-            known[id(group), dtype] = state_layout(optimizer, group, dtype)
-        names = known[id(group), dtype]
-        for name, stored in {**names, LO: torch.int16}.items() if halved else names.items():
+        if isinstance(optimizer, ForeachOptimizer):
+            made = optimizer.new_state(torch.empty_like(parameter, dtype=dtype, device="meta"))
+            named = {name: (like, like.dtype) for name, like in made.items() if name != STEP}
+        else:
+            if (id(group), dtype) not in known:
+                known[id(group), dtype] = state_layout(optimizer, group, dtype)
+            named = {name: (parameter, stored) for name, stored in known[id(group), dtype].items()}
+        for name, (like, stored) in named.items():
             keys.append((parameter, name))
-            tensors.append(parameter)
+            tensors.append(like)
             dtypes.append(stored)
+        if halved:
+            keys.append((parameter, LO))
+            tensors.append(parameter)
+            dtypes.append(torch.int16)
     return keys, tensors, dtypes
 
 

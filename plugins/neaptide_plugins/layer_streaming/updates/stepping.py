@@ -64,7 +64,8 @@ class Item:
             in the weight's dtype, or in float32 with `lo`. The optimizer's class may change the
             gradient.
         state: the tensors that `state_layout` names, with the dtypes from `state_layout` and the
-            weight's shape. Before the parameter's first step their values are ignored.
+            weight's shape; or those of `ForeachOptimizer.new_state`, except `"step"`, with their
+            shapes. Before the parameter's first step their values are ignored.
         lo: int16, the lower bits that `split` returns. The step is then made on the float32
             weight.
         shown: by name, the tensors that the optimizer's state will contain instead of the tensors

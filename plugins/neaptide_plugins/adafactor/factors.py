@@ -72,7 +72,7 @@ def scaled(
         return change.mul_(variance.rsqrt())
     row, column = moments
     rows, columns = dims
-    row.lerp_(mean_square(grad, columns).add_(eps), share)
-    column.lerp_(mean_square(grad, rows).add_(eps), share)
+    row.lerp_(mean_square(change, columns).add_(eps), share)
+    column.lerp_(mean_square(change, rows).add_(eps), share)
     change.mul_((row / row.mean(dim=rows, keepdim=True)).rsqrt_())
     return change.mul_(column.rsqrt())

@@ -101,7 +101,7 @@ class Adafactor(ForeachOptimizer):
                 factor *= mean_square(param).sqrt_().clamp_(min=group["eps"][1])
             if group["weight_decay"]:
                 param.mul_(1 - lr * group["weight_decay"])
-            param.sub_(change.mul_(factor))
+            param.copy_(torch.sub(param, change.mul_(factor), out=change))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state; the second moments keep their dtype.

@@ -20,7 +20,7 @@ _EPS = (1e-30, 1e-3)
 
 
 class Adafactor(ForeachOptimizer):
-    """Adafactor (Shazeer & Stern, 2018, algorithms 4 to 6), without momentum.
+    """Adafactor (Shazeer & Stern, 2018, algorithms 4 and 5), without momentum.
 
     Every argument except `params` is an option of a group. The state of a parameter is a step count
     and a second moment in float32, or in float64 for a float64 parameter. If the two largest

@@ -77,7 +77,8 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def optimizer_of(model: nn.Module, kind: str = "AdamW") -> torch.optim.Optimizer:
     """Return an optimizer; on a real GPU always one that a CPU computes to the bit, too."""
     if kind == "SGD" or ROUNDS_OTHERWISE:
-        return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+        lr = 1e-2 if kind == "SGD" else 1e-4  # some nets diverge by 1e-2
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     return getattr(torch.optim, kind)(model.parameters(), lr=1e-2, amsgrad=True)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from neaptide import HybridTrainer, Ledger, ModelError
 from neaptide_toolkit.optimizer_state import expected_state, state_bytes
 
-OURS = ("adafactor", "adam8bit", "lion", "lion8bit", "ademamix", "muon")
+OURS = ("adafactor", "adam-mini", "adam8bit", "lion", "lion8bit", "ademamix", "muon")
 
 
 class Net(nn.Module):
@@ -115,7 +115,7 @@ def test_where_a_plugin_keeps_it(way: str, dtype: torch.dtype) -> None:
     assert_foreseen(*ledgers(model, torch.optim.AdamW(trained), WAYS[way]))
 
 
-@pytest.mark.parametrize("name", ["adafactor", "ademamix", "lion"])
+@pytest.mark.parametrize("name", ["adafactor", "adam-mini", "ademamix", "lion"])
 @pytest.mark.parametrize("way", [way for way in WAYS if way.startswith("streaming")])
 def test_where_streaming_keeps_that_of_ours(way: str, name: str) -> None:
     before, after = ledgers(net(), None, WAYS[way] | {name: {}}, name)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import torch
+from neaptide_toolkit.optim.means import mean_square, working_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 
 def factored_dims(shape: Sequence[int]) -> tuple[int, int] | None:
@@ -24,25 +26,6 @@ def factored_dims(shape: Sequence[int]) -> tuple[int, int] | None:
     if not size or size // shape[rows] + size // shape[columns] >= size:
         return None
     return rows, columns
-
-
-def working_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype of state and update: float64 for a float64 tensor, else float32."""
-    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
-
-
-def mean_square(tensor: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Return the mean of the squares, in the working dtype, without a copy of the tensor.
-
-    Args:
-        tensor: any floating dtype and shape, not empty.
-        dim: the dimension to average, which is then 1; None averages all and has no dimension.
-    """
-    size = tensor.numel() if dim is None else tensor.shape[dim]
-    norm: torch.Tensor = torch.linalg.vector_norm(
-        tensor, dim=dim, keepdim=dim is not None, dtype=working_dtype(tensor)
-    )
-    return norm.square_().div_(size)
 
 
 def scaled(
@@ -72,7 +55,7 @@ def scaled(
         return change.mul_(variance.rsqrt())
     row, column = moments
     rows, columns = dims
-    row.lerp_(mean_square(change, columns).add_(eps), share)
-    column.lerp_(mean_square(change, rows).add_(eps), share)
+    row.lerp_(mean_square(change, [columns]).add_(eps), share)
+    column.lerp_(mean_square(change, [rows]).add_(eps), share)
     change.mul_((row / row.mean(dim=rows, keepdim=True)).rsqrt_())
     return change.mul_(column.rsqrt())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_toolkit.optim.foreach_optimizer import ForeachOptimizer
+from neaptide_toolkit.optim.means import mean_square, working_dtype
 
-from .factors import factored_dims, mean_square, scaled, working_dtype
+from .factors import factored_dims, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,30 +104,6 @@ class Adafactor(ForeachOptimizer):
                 param.mul_(1 - lr * group["weight_decay"])
             param.copy_(torch.sub(param, change.mul_(factor), out=change))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state; the second moments keep their dtype.
-
-        The method of torch's base class would round them to the dtype of the weights.
-
-        Raises:
-            ValueError: the state is from another optimizer, or for parameters of other shapes.
-        """
-        saved = state_dict["state"]
-        groups = zip(state_dict["param_groups"], self.param_groups, strict=False)
-        pairs = [
-            (number, param)
-            for before, now in groups
-            for number, param in zip(before["params"], now["params"], strict=False)
-            if saved.get(number)
-        ]
-        for number, param in pairs:
-            _check_state(number, saved[number], param)
-        super().load_state_dict(state_dict)
-        for number, param in pairs:
-            for name in _shapes(param):
-                value = saved[number][name].to(param.device, working_dtype(param), copy=True)
-                self.state[param][name] = value
-
     def out_of_range(self, group: Mapping[str, Any]) -> dict[str, bool]:
         """Return for each option whether its value is out of range."""
         eps = group["eps"]
@@ -149,20 +126,3 @@ def _shapes(param: torch.Tensor) -> dict[str, list[int]]:
     row, column = list(param.shape), list(param.shape)
     row[dims[1]] = column[dims[0]] = 1
     return {"row_var": row, "col_var": column}
-
-
-def _check_state(number: int, saved: Mapping[str, Any], param: torch.Tensor) -> None:
-    shapes = _shapes(param)
-    if not {"step", *shapes} <= set(saved):
-        msg = (
-            f"the state of parameter {number} has {', '.join(sorted(saved))}, but Adafactor needs "
-            f"{', '.join(sorted({'step', *shapes}))}; load a state saved by Adafactor"
-        )
-        raise ValueError(msg)
-    for name, shape in shapes.items():
-        if list(saved[name].shape) != shape:
-            msg = (
-                f"{name!r} of parameter {number} is {list(saved[name].shape)} in the state; "
-                f"Adafactor needs {shape}; load a state of a model with the same shapes"
-            )
-            raise ValueError(msg)

@@ -66,6 +66,31 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
             self.param_groups.pop()
             raise
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a saved state; each tensor gets the dtype that `new_state` gives it.
+
+        The method of torch's base class would round all to the dtype of the weights.
+
+        Raises:
+            ValueError: the state is from another optimizer, or for parameters of other shapes.
+        """
+        saved = state_dict["state"]
+        groups = zip(state_dict["param_groups"], self.param_groups, strict=False)
+        loaded = [
+            (param, saved[number], self.new_state(torch.empty_like(param, device="meta")))
+            for before, now in groups
+            for number, param in zip(before["params"], now["params"], strict=False)
+            if saved.get(number)
+        ]
+        for place, (_, state, made) in enumerate(loaded):
+            self._check_state(place, state, made)
+        super().load_state_dict(state_dict)
+        for param, state, made in loaded:
+            for name, like in made.items():
+                if name != STEP and like.dtype != param.dtype:
+                    value = state[name].to(param.device, like.dtype, copy=True)
+                    self.state[param][name] = value
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what `closure` returns, if given.
@@ -127,6 +152,25 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                 msg = (
                     f"{name}: parameter {index} of group {place}, {param.dtype} "
                     f"{list(param.shape)}, has no real floating dtype; leave it out"
+                )
+                raise ValueError(msg)
+
+    def _check_state(
+        self, place: int, state: Mapping[str, Any], made: Mapping[str, torch.Tensor]
+    ) -> None:
+        name = type(self).__name__
+        if not set(made) <= set(state):
+            msg = (
+                f"the state of parameter {place} has {', '.join(sorted(state))}, but {name} needs "
+                f"{', '.join(sorted(made))}; load a state saved by {name}"
+            )
+            raise ValueError(msg)
+        for key, like in made.items():
+            shape = list(getattr(state[key], "shape", ()))
+            if shape != list(like.shape):
+                msg = (
+                    f"{key!r} of parameter {place} is {shape} in the state; {name} needs "
+                    f"{list(like.shape)}; load a state of a model with the same shapes"
                 )
                 raise ValueError(msg)
 

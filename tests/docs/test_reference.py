@@ -112,7 +112,8 @@ def test_every_setting_of_a_plugin_is_documented_with_its_help(name: str) -> Non
 
 def test_every_plugin_folder_ships_and_has_a_readme() -> None:
     folders = sorted(path.parent for path in PLUGINS.glob("*/config.py"))
-    assert [name.replace("-", "_") for name in SHIPPED] == [folder.name for folder in folders]
+    names = sorted(name.replace("-", "_") for name in SHIPPED)
+    assert names == [folder.name for folder in folders]
     assert folders == sorted(readme.parent for readme in READMES)
 
 

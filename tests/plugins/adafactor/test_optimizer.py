@@ -8,35 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from stepped_alone import gradient, train, weights
 from torch import nn
 
 from neaptide_plugins.adafactor.factors import factored_dims
 from neaptide_plugins.adafactor.optimizer import Adafactor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
 SHAPES = [(6, 4), (5,), (), (0, 2), (2, 3, 5), (4, 1)]
-
-
-def weights(shapes: Sequence[tuple[int, ...]] = SHAPES, **kind: Any) -> list[nn.Parameter]:
-    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(**kind)) for shape in shapes]
-
-
-def gradient(step: int, param: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator(torch.get_default_device()).manual_seed(100 + step)
-    return torch.randn(param.shape, generator=generator).to(param.dtype)
-
-
-def train(optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                param.grad = gradient(step, param) if param.requires_grad else None
-        optimizer.step()
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +129,7 @@ def test_the_two_largest_dimensions_are_factored_if_this_is_smaller(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_state_is_at_least_float32_and_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
-    whole = weights(dtype=dtype)
+    whole = weights(SHAPES, dtype=dtype)
     optimizer = Adafactor(whole, lr=0.1)
     train(optimizer, 3)
     saved = copy.deepcopy(optimizer.state_dict())
@@ -178,7 +161,7 @@ def test_of_bfloat16_weights_the_moment_follows_the_gradients() -> None:
 
 
 def test_a_gradient_of_zeros_changes_nothing() -> None:
-    params = weights()
+    params = weights(SHAPES)
     before = [param.detach().clone() for param in params]
     for param in params:
         param.grad = torch.zeros_like(param)

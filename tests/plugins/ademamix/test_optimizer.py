@@ -11,39 +11,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stepped_alone import gradient, same, train, weights
 from torch import nn
 
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
 from neaptide_plugins.ademamix.warmups import alpha_at, slow_decay_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
 SHAPES = [(4, 3), (5,), ()]
-
-
-def weights(shapes: Sequence[tuple[int, ...]] = SHAPES, **kind: Any) -> list[nn.Parameter]:
-    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(**kind)) for shape in shapes]
-
-
-def gradient(step: int, param: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator(torch.get_default_device()).manual_seed(100 + step)
-    return torch.randn(param.shape, generator=generator).to(param.dtype)
-
-
-def train(optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
-    for step in range(first, first + steps):
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                param.grad = gradient(step, param) if param.requires_grad else None
-        optimizer.step()
-
-
-def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    return all(map(torch.equal, one, other))
 
 
 def as_in_the_paper(
@@ -78,7 +57,7 @@ def as_in_the_paper(
 @pytest.mark.parametrize("warmup", [0, 7, 100])
 @pytest.mark.parametrize("betas", [(0.9, 0.999, 0.9999), (0.5, 0.9, 0.8)], ids=str)
 def test_it_is_the_algorithm_of_the_paper(betas: tuple[float, float, float], warmup: int) -> None:
-    params = weights(dtype=torch.float64)
+    params = weights(SHAPES, dtype=torch.float64)
     arguments = (0.01, betas, 3.0, warmup, 1e-6, 0.2)
     expected = [as_in_the_paper(each.detach(), 20, *arguments) for each in params]
     train(
@@ -93,7 +72,7 @@ def test_it_is_the_algorithm_of_the_paper(betas: tuple[float, float, float], war
 
 
 def test_without_the_slow_average_it_is_adamw() -> None:
-    ours, theirs = weights(), weights()
+    ours, theirs = weights(SHAPES), weights(SHAPES)
     options: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.2}
     train(AdEMAMix(ours, alpha=0.0, **options), 20)
     train(torch.optim.AdamW(theirs, **options), 20)
@@ -120,7 +99,7 @@ def test_a_warmup_rises_from_the_fast_decay_to_the_slow(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_state_is_of_the_weights_dtype_and_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
-    whole = weights(dtype=dtype)
+    whole = weights(SHAPES, dtype=dtype)
     optimizer = AdEMAMix(whole, lr=0.01, warmup_steps=5)
     train(optimizer, 3)
     saved = copy.deepcopy(optimizer.state_dict())

@@ -53,8 +53,7 @@ UNMEASURED = ("laws", "contract", "toolkit/testing")
 """Rooms whose tests run without coverage, which would slow them down."""
 ROUNDED = (
     str(EVERY_PLUGIN), str(HERE / "test_streaming.py"), str(HERE / "test_plugins.py"),
-    str(TESTS / "plugins" / "layer_streaming" / "test_zoo.py"),
-    "-k", "not detach and not rollback and not estimate",
+    "-k", "loans or numerics or resident",
 )  # fmt: skip
 """Tests that run again with a device that rounds otherwise than the CPU."""
 ON_DEVICE = ("-m", "pytest", "--simulated-gpu", "-n", "2", "--dist", "worksteal")

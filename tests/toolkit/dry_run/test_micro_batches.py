@@ -87,8 +87,9 @@ def every_one(*_: Any) -> Iterator[None]:
     yield
 
 
-LEFT = 1024
-"""Bytes that may differ: sums of losses, and what is left for a moment when the next one begins."""
+LEFT = 32 * 1024
+"""Bytes that may differ: sums of losses, and what is left for a moment when the next one begins,
+which on a busy machine may be the input of a layer."""
 ACCUMULATED = {
     "in one step": {"gradient-accumulation": {"steps": PIECES}},
     "clipped": {"gradient-accumulation": {"steps": PIECES}, "mixed-precision": {}},

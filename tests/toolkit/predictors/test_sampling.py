@@ -31,8 +31,11 @@ def halves(index: int, samples: int) -> list[float]:
 def path(dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
     """Return the weights after each update; one has two dimensions and is not contiguous."""
     generator = torch.Generator().manual_seed(0)
-    first = {f"w{size}": torch.randn(size, generator=generator) for size in SIZES}
-    first["turned"] = torch.randn(6, 50, generator=generator).T
+    first = {
+        f"w{size}": torch.randn(size, generator=generator, device="cpu").to(DEVICE)
+        for size in SIZES
+    }
+    first["turned"] = torch.randn(6, 50, generator=generator, device="cpu").to(DEVICE).T
     steps = [first]
     for _ in range(SAMPLES - 1):
         steps.append({n: w + 0.01 * torch.randn_like(w) for n, w in steps[-1].items()})

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from neaptide_toolkit.testing.memory_counts import keep_workspaces
-
 _ONLY_SIMULATED = re.compile(
     r"^\s*(import|from) simulated_gpu\b|\"simulated_gpu\"|\bmonkeypatch\.delattr\(torch\.cuda",
     re.MULTILINE,
@@ -36,5 +34,7 @@ collect_ignore_glob = _ignored()
 
 @pytest.fixture(autouse=True, scope="session")
 def _workspaces() -> None:
-    if "simulated_gpu" not in sys.modules:  # it keeps nothing, and tests fork: no backward before
+    if "simulated_gpu" not in sys.modules:  # mutants import what they change
+        from neaptide_toolkit.testing.memory_counts import keep_workspaces
+
         keep_workspaces(torch.device("cuda"))

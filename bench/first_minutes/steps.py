@@ -84,6 +84,8 @@ SCALE = (
 SUITE = ("plugins", "toolkit", "core/api", "core/checkpoint", "core/loop", "core/run")
 """Rooms of `tests/` in which something trains, copies or computes on a device."""
 
+_MEMORY = ("bench/cuda_memory.py",)
+
 STEPS = (
     _tests(
         "streaming, plugins, runs",
@@ -126,6 +128,7 @@ STEPS = (
         330.0,
         ("torch",),
     ),
+    Step("b", "cuda memory", _MEMORY, _MEMORY, 60.0, ("torch",)),
     *map(_kernel, OPS),
     *map(_scale, SCALE),
     _other("plugins/optimizer_offload", "--rounds", "1", "--width", "64", real=("--width", "8192")),

@@ -87,9 +87,8 @@ def every_one(*_: Any) -> Iterator[None]:
     yield
 
 
-LEFT = 32 * 1024
-"""Bytes that may differ: sums of losses, and what is left for a moment when the next one begins,
-which on a busy machine may be the input of a layer."""
+LEFT = 1024
+"""Bytes that may differ: sums of losses, and what is left for a moment when the next one begins."""
 ACCUMULATED = {
     "in one step": {"gradient-accumulation": {"steps": PIECES}},
     "clipped": {"gradient-accumulation": {"steps": PIECES}, "mixed-precision": {}},

@@ -54,6 +54,8 @@ def load(name: str, options: HuggingFaceOptions) -> torch.nn.Module:
     """
     random = options.from_config or is_pretended()
     folder = directory_of(name, download=options.download, weights=not random)
+    if not random:
+        read_ahead(files_of(folder))
     try:
         config = _config(folder, options)
         model: torch.nn.Module = (
@@ -117,7 +119,6 @@ def _random(config: Any, options: HuggingFaceOptions) -> Any:
 
 
 def _saved(folder: Path, config: Any, options: HuggingFaceOptions) -> Any:
-    read_ahead(files_of(folder))
     model, told = _class(config, options).from_pretrained(
         folder,
         config=config,

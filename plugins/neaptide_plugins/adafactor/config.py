@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from attrs.validators import and_, gt, le
+from attrs.validators import and_, gt, in_, le
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.optimizers import FACTOR
+from neaptide_toolkit.optimizers import FACTOR, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +54,13 @@ class AdafactorOptions:
         validator=FACTOR,
         help="decoupled weight decay, multiplied by `optimizer.lr`",
     )
+    rounding: Literal["stochastic", "nearest"] = field(
+        "stochastic",
+        validator=in_(("stochastic", "nearest")),
+        help="rounding of bfloat16 and float16 weights; `nearest` loses changes below half of the "
+        "last digit, `stochastic` keeps them on average",
+    )
+    seed: int = field(0, validator=SEED, help="seed of stochastic rounding")
 
 
 SPEC = PluginSpec(

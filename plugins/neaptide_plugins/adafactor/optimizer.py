@@ -39,6 +39,8 @@ class Adafactor(ForeachOptimizer):
         relative_step: the learning rate is `min(lr, 1 / sqrt(t))`.
         scale_parameter: multiply the learning rate by the parameter's root mean square.
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        rounding: rounding of 16-bit weights: `"stochastic"` or `"nearest"`, see `ForeachOptimizer`.
+        seed: seed of stochastic rounding.
 
     Raises:
         ValueError: an option is out of range, or a parameter has no real floating dtype.
@@ -59,6 +61,8 @@ class Adafactor(ForeachOptimizer):
         relative_step: bool = True,
         scale_parameter: bool = True,
         weight_decay: float = 0.0,
+        rounding: str = "stochastic",
+        seed: int = 0,
     ) -> None:
         super().__init__(
             params,
@@ -70,6 +74,8 @@ class Adafactor(ForeachOptimizer):
                 "relative_step": relative_step,
                 "scale_parameter": scale_parameter,
                 "weight_decay": weight_decay,
+                "rounding": rounding,
+                "seed": seed,
             },
         )
 

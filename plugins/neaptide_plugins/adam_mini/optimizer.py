@@ -36,6 +36,8 @@ class AdamMini(ForeachOptimizer):
         betas: decays of the mean of gradients and of the second moments, in [0, 1).
         eps: added to the root of a second moment.
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        rounding: rounding of 16-bit weights: `"stochastic"` or `"nearest"`, see `ForeachOptimizer`.
+        seed: seed of stochastic rounding.
 
     Raises:
         ValueError: an option is out of range, or a parameter has no real floating dtype.
@@ -53,9 +55,19 @@ class AdamMini(ForeachOptimizer):
         betas: tuple[float, float] = _BETAS,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        rounding: str = "stochastic",
+        seed: int = 0,
     ) -> None:
         super().__init__(
-            params, {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+            params,
+            {
+                "lr": lr,
+                "betas": tuple(betas),
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "rounding": rounding,
+                "seed": seed,
+            },
         )
 
     def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:

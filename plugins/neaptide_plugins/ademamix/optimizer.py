@@ -34,6 +34,8 @@ class AdEMAMix(ForeachOptimizer):
             average rises from the decay of the fast average.
         eps: added to the square root of the second moment, more than 0.
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        rounding: rounding of 16-bit weights: `"stochastic"` or `"nearest"`, see `ForeachOptimizer`.
+        seed: seed of stochastic rounding.
 
     Raises:
         ValueError: an option is out of range, or a parameter has no real floating dtype.
@@ -42,6 +44,7 @@ class AdEMAMix(ForeachOptimizer):
     separable = True
     """The update of a parameter reads only this parameter, its gradient and its state.
     `layer-streaming` runs the update block by block only with such optimizers."""
+    rounded_state = _AVERAGES
 
     def __init__(
         self,
@@ -53,6 +56,8 @@ class AdEMAMix(ForeachOptimizer):
         warmup_steps: int = 0,
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        rounding: str = "stochastic",
+        seed: int = 0,
     ) -> None:
         super().__init__(
             params,
@@ -63,6 +68,8 @@ class AdEMAMix(ForeachOptimizer):
                 "warmup_steps": warmup_steps,
                 "eps": eps,
                 "weight_decay": weight_decay,
+                "rounding": rounding,
+                "seed": seed,
             },
         )
 

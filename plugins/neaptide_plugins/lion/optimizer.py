@@ -20,14 +20,17 @@ _BETAS = (0.9, 0.99)
 class Lion(ForeachOptimizer):
     """Lion (Chen et al., 2023, algorithm 2): each update is the sign of a mean, times `lr`.
 
-    Every argument except `params` is an option of a group. The state of a parameter is one
-    momentum `exp_avg` of the parameter's shape and dtype, without a step count.
+    Every argument except `params` is an option of a group. The state of a parameter is a step
+    count, from which the bits of stochastic rounding come, and one momentum `exp_avg` of the
+    parameter's shape and dtype.
 
     Args:
         params: parameters or groups; dense, of a real floating dtype and any shape.
         lr: learning rate, a number. An update moves each weight by `lr`.
         betas: share of the momentum in an update, and decay of the momentum, in [0, 1).
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
+        rounding: rounding of 16-bit weights: `"stochastic"` or `"nearest"`, see `ForeachOptimizer`.
+        seed: seed of stochastic rounding.
 
     Raises:
         ValueError: an option is out of range, or a parameter has no real floating dtype.
@@ -44,12 +47,24 @@ class Lion(ForeachOptimizer):
         *,
         betas: tuple[float, float] = _BETAS,
         weight_decay: float = 0.0,
+        rounding: str = "stochastic",
+        seed: int = 0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": tuple(betas),
+                "weight_decay": weight_decay,
+                "rounding": rounding,
+                "seed": seed,
+            },
+        )
 
     def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a momentum of zeros."""
-        return {"exp_avg": torch.zeros_like(param)}
+        """Return a step count of 0 and a momentum of zeros."""
+        count = torch.zeros((), dtype=torch.float32, device="cpu")
+        return {"step": count, "exp_avg": torch.zeros_like(param)}
 
     def update(
         self,

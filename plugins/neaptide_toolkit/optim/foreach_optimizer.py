@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .rounding import NARROW, ROUNDINGS, round_into, seed_of, widened
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch.optim.optimizer import ParamsT
 
 STEP = "step"
 """Name of the state tensor that counts the updates of a parameter."""
@@ -20,11 +24,26 @@ tensors are small."""
 class ForeachOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that updates parameters in batches, by torch's `_foreach` operations.
 
+    Every group has the options `rounding` and `seed`. With `rounding = "stochastic"` an update of
+    bfloat16 or float16 parameters is computed in float32 and rounded stochastically. The random
+    bits depend only on `seed`, on the parameter's place in `param_groups` and on its `"step"`; so a
+    resumed run, and one that updates block by block, has the same bits.
+
     The parameters of a batch have the same group, device, dtype, names of state tensors and, if the
     state has a `"step"`, step count. A subclass declares `separable = True` in its own body if its
     update of a parameter reads only the parameter, its gradient and its state. `layer-streaming`
     then runs it block by block. The state tensors may have any shape.
     """
+
+    rounded_state: tuple[str, ...] = ()
+    """Names of the state tensors that are rounded stochastically, too, because their changes are
+    small. The gradients are float32 then."""
+    places: Mapping[torch.Tensor, int] | None = None
+    """By parameter, its number in the optimizer. It is set where tensors that stand for some of the
+    parameters are updated; None: the parameters of `param_groups` are numbered."""
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        super().__init__(params, {"rounding": "nearest", "seed": 0} | defaults)
 
     @abstractmethod
     def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -47,7 +66,8 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         """Update a batch in place.
 
         Args:
-            params: parameters of one group, device and dtype.
+            params: parameters of one group, device and dtype, or float32 copies that are rounded
+                afterwards.
             grads: the dense gradient of each parameter.
             state: by name, the state tensor of each parameter.
             group: the options.
@@ -90,6 +110,9 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                 if name != STEP and like.dtype != param.dtype:
                     value = state[name].to(param.device, like.dtype, copy=True)
                     self.state[param][name] = value
+        for group in self.param_groups:  # a state from before an option existed lacks the option
+            for option, default in self.defaults.items():
+                group.setdefault(option, default)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -115,11 +138,33 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                 if STEP in self.state[param]:
                     self.state[param][STEP] += 1
             for batch in self._batches(pairs):
-                params = [param for param, _ in batch]
-                names = self.state[params[0]]
-                state = {name: [self.state[param][name] for param in params] for name in names}
-                self.update(params, [grad for _, grad in batch], state, group)
+                self._update(batch, group)
         return loss
+
+    def numbered(self) -> dict[torch.Tensor, int]:
+        """Return the number of each parameter in the optimizer."""
+        params = (param for group in self.param_groups for param in group["params"])
+        return {param: place for place, param in enumerate(params)}
+
+    def _update(
+        self, batch: Sequence[tuple[torch.Tensor, torch.Tensor]], group: dict[str, Any]
+    ) -> None:
+        params, grads = [param for param, _ in batch], [grad for _, grad in batch]
+        names = self.state[params[0]]
+        state = {name: [self.state[param][name] for param in params] for name in names}
+        if params[0].dtype not in NARROW or group["rounding"] != "stochastic":
+            self.update(params, grads, state, group)
+            return
+        wide_params = widened(params)
+        wide = {name: widened(state[name]) for name in self.rounded_state}
+        self.update(wide_params, widened(grads) if wide else grads, state | wide, group)
+        places = self.places if self.places is not None else self.numbered()
+        changed = [(params, wide_params), *((state[name], wide[name]) for name in wide)]
+        for index, param in enumerate(params):
+            step = int(self.state[param][STEP])
+            for part, (tensors, values) in enumerate(changed):
+                seed = seed_of(group["seed"], step, places[param], part)
+                round_into(tensors[index], values[index], seed)
 
     def _batches(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -143,7 +188,8 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
 
     def _check(self, group: dict[str, Any], place: int) -> None:
         name = type(self).__name__
-        for option, is_wrong in self.out_of_range(group).items():
+        wrong = {"rounding": group["rounding"] not in ROUNDINGS, "seed": group["seed"] < 0}
+        for option, is_wrong in (self.out_of_range(group) | wrong).items():
             if is_wrong:
                 msg = f"{name}: {option} is out of range (got {group[option]!r})"
                 raise ValueError(msg)

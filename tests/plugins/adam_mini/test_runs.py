@@ -29,7 +29,8 @@ def test_naming_it_enables_it_with_its_options() -> None:
         ({"betas": (0.9, 1.0)}, "optimizer.options.betas"),
         ({"weight_decay": -1.0}, "optimizer.options.weight_decay"),
         ({"weight_dekay": 0.1}, r"'weight_decay'\?\) @ optimizer.options.weight_dekay"),
-        ({"seed": 3}, "optimizer.options.seed"),
+        ({"seed": -1}, "optimizer.options.seed"),
+        ({"rounding": "up"}, "optimizer.options.rounding"),
     ],
     ids=str,
 )

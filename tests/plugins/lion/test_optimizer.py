@@ -69,8 +69,8 @@ def test_state_is_of_the_weights_dtype_and_goes_on_bit_for_bit(dtype: torch.dtyp
 
     assert same(whole, kept)
     for param in kept:
-        ((name, momentum),) = again.state[param].items()
-        assert ("exp_avg", dtype, param.shape) == (name, momentum.dtype, momentum.shape)
+        step, momentum = (again.state[param][name] for name in ("step", "exp_avg"))
+        assert (7.0, dtype, param.shape) == (float(step), momentum.dtype, momentum.shape)
 
 
 def test_large_weights_are_updated_apart_with_the_same_result() -> None:

@@ -28,7 +28,8 @@ def test_naming_it_enables_it_with_its_options() -> None:
         ({"betas": (0.9, 1.0)}, "optimizer.options.betas"),
         ({"weight_decay": -1.0}, "optimizer.options.weight_decay"),
         ({"weight_dekay": 0.1}, r"'weight_decay'\?\) @ optimizer.options.weight_dekay"),
-        ({"seed": 3}, "optimizer.options.seed"),
+        ({"seed": -1}, "optimizer.options.seed"),
+        ({"rounding": "up"}, "optimizer.options.rounding"),
     ],
     ids=str,
 )
@@ -44,4 +45,5 @@ def test_the_ledger_has_the_bytes_of_the_state() -> None:
         trainer.step(batches[0])
         stated = trainer.estimate_memory("full").total(kind="optimizer.state")
         (group,) = trainer.optimizer.param_groups
-        assert 4 * sum(param.numel() for param in group["params"]) == stated
+        # 4 bytes for each element, and 4 for each step count
+        assert 4 * sum(param.numel() + 1 for param in group["params"]) == stated

@@ -9,6 +9,7 @@ import torch
 
 from neaptide_kernels.counter_random import random_bits
 from neaptide_kernels.int8.reference import dequantize_int8
+from neaptide_kernels.parts import LARGE_PIECE, PIECE, parts_of
 from neaptide_kernels.registry import takes
 
 STRIDE_BITS = 40
@@ -99,15 +100,26 @@ def _add(
     terms: Sequence[tuple[torch.Tensor, torch.Tensor]],
     seed: int | None,
 ) -> None:
+    flat = weight.reshape(-1)
+    pairs = [(delta.reshape(-1), scale) for delta, scale in terms]
+    rounding = seed is not None and weight.dtype in {torch.bfloat16, torch.float16}
+    for part in parts_of(flat, PIECE, LARGE_PIECE) if rounding else [slice(None)]:
+        total = _sum(flat[part], [(delta[part], scale) for delta, scale in pairs])
+        if seed is not None and rounding:
+            first = place << STRIDE_BITS
+            positions = torch.arange(first + part.start, first + part.stop, device=weight.device)
+            total = rounded(total, weight.dtype, random_bits(seed, positions))
+        flat[part] = total
+    if not weight.is_contiguous():
+        weight.copy_(flat.view(weight.shape))
+
+
+def _sum(weight: torch.Tensor, terms: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     wide = torch.promote_types(weight.dtype, torch.float32)
     total = weight.to(wide, copy=True)
     for delta, scale in terms:
         total.add_(delta.to(wide) * scale.to(wide))
-    if seed is not None and weight.dtype in {torch.bfloat16, torch.float16}:
-        first = place << STRIDE_BITS
-        positions = torch.arange(first, first + weight.numel(), device=weight.device)
-        total = rounded(total, weight.dtype, random_bits(seed, positions).view(weight.shape))
-    weight.copy_(total)
+    return total
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import PIECE
+from neaptide_kernels.parts import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide_kernels.parts import PIECE
 from neaptide_kernels.registry import Sample
-
-from . import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

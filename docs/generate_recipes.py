@@ -26,7 +26,7 @@ GIB = 2**30
 CARDS, RAM = (8, 12, 16, 24, 48), (32, 64, 128)
 SYSTEM = 2 * GIB
 """Bytes of RAM that are left for the system."""
-ORDER = ("float32", "rounded", "sgd", "part")
+ORDER = ("float32", "rounded", "part")
 HEAD = """\
 # Recipes
 
@@ -39,7 +39,7 @@ tokens: 8 windows of 2,048. A plan does not depend on the budget, so each way wa
 with every machine. 2 GiB of RAM are left for the system.
 
 A cell has the fastest way that fits and keeps float32 weights. If a way that rounds is faster, or the only
-one, it follows; then SGD; then training a part. `no` is followed by the least RAM, or memory of a card,
+one, it follows; then training a part. `no` is followed by the least RAM, or memory of a card,
 with which a planned way would fit. `python docs/recipe_plans.py 7B S` prints the configuration of a cell.
 
 """
@@ -58,6 +58,9 @@ FILES = """\
 def plans(again: bool) -> Plans:  # noqa: FBT001 - the only setting
     """Return all plans. Those that are missing are made, and kept at once."""
     known: Plans = {} if again or not PLANS.exists() else json.loads(PLANS.read_text("utf-8"))
+    for made in known.values():
+        for way in made.keys() - WAYS.keys():
+            del made[way]
     for model in MODELS:
         for way, one in WAYS.items():
             if model in one.models and way not in known.setdefault(model, {}):
@@ -114,14 +117,14 @@ def section(model: str, made: dict[str, dict[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-def desktop(known: Plans) -> Iterator[str]:
-    """Yield what a desktop with 64 GiB can do with 7B."""
+def desktop(known: Plans, ram: int) -> Iterator[str]:
+    """Yield what a desktop with `ram` GiB can do with 7B."""
     made = known["7B"]
-    yield "## 7B with 64 GiB of RAM\n"
+    yield f"## 7B with {ram} GiB of RAM\n"
     exact = min(one["ram"] for way, one in made.items() if WAYS[way].numerics == "float32")
-    yield f"AdamW with float32 masters of 7B takes {exact / 1e9:.0f} GB of RAM, so 64 GiB are too few. They do for:\n"
+    yield f"AdamW with float32 masters of 7B takes {exact / 1e9:.0f} GB of RAM, so {ram} GiB are too few. They do for:\n"
     for way, one in made.items():
-        if one["ram"] <= 64 * GIB - SYSTEM:
+        if one["ram"] <= ram * GIB - SYSTEM:
             sizes = f"{one['device'] / GIB:.1f} GiB of the card, {one['ram'] / 1e9:.0f} GB of RAM"
             yield f"- **{way}**, {sizes}, at most {one['tokens']:,.0f} tokens/s: {WAYS[way].text}"
     yield ""
@@ -133,7 +136,7 @@ def render(known: Plans) -> str:
     text = HEAD + "| way | what it is |\n|---|---|\n" + "\n".join(lines) + "\n\n"
     for model in MODELS:
         text += "\n".join(section(model, known.get(model, {}))) + "\n"
-    return text + "\n".join(desktop(known)) + FILES
+    return text + "\n".join(line for ram in (64, 32) for line in desktop(known, ram)) + FILES
 
 
 def main(words: list[str]) -> None:

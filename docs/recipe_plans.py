@@ -42,8 +42,8 @@ class Way:
     """A way to train.
 
     Attributes:
-        numerics: AdamW with weights in `float32`; AdamW with weights and state that are `rounded`
-            to 16 or 8 bits; `sgd`; or AdamW for a `part` of the weights.
+        numerics: AdamW with weights in `float32`; weights and state that are `rounded` to 16 or 8
+            bits, by any optimizer; or AdamW for a `part` of the weights.
         text: what it is, for a table.
         settings: what it adds to the configuration.
         models: for which models it is planned.
@@ -55,8 +55,12 @@ class Way:
     models: Collection[str] = attrs.field(factory=MODELS.keys)
 
 
+_RATES = {"adafactor": 1e-2, "lion": 3e-5}
+"""Learning rates of optimizers that take another one than AdamW."""
+
+
 def _half(optimizer: str, plugins: dict[str, Any], **options: Any) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"name": optimizer, "lr": 1e-2 if optimizer == "sgd" else 1e-4}
+    chosen: dict[str, Any] = {"name": optimizer, "lr": _RATES.get(optimizer, 1e-4)}
     return {
         "model": {"options": {"dtype": "bfloat16", **options}},
         "optimizer": chosen,
@@ -113,22 +117,24 @@ WAYS = {
         "which `neaptide kernels tune` makes faster",
         settings=_half("adam8bit", _streamed(optimizer_on="cpu", **_PIECES)),
     ),
-    "S16": Way(
+    "L": Way(
         numerics="rounded",
-        text="as S, without masters: weights and both moments in bf16, so small updates are lost",
-        settings=_half("adamw", _streamed(**_AT_ONCE, **_PIECES)),
+        text="`lion` by `layer-streaming`: bf16 weights, rounded stochastically, without masters, "
+        '`update = "in_backward"`, `clip = "lagged"`, 8 micro-batches, inputs in RAM; the rounding '
+        "in plain PyTorch, which `triton-kernels` makes faster",
+        models=("1B", "3B", "7B", "13B"),
+        settings=_half("lion", _streamed(**_AT_ONCE, **_PIECES)),
     ),
-    "G": Way(
-        numerics="sgd",
-        text="as S16, with SGD without momentum",
-        models=("7B", "13B", "50B"),
-        settings=_half("sgd", _streamed(**_AT_ONCE, **_PIECES)),
+    "A": Way(
+        numerics="rounded",
+        text="as L, with `adafactor`, which has no momentum",
+        settings=_half("adafactor", _streamed(**_AT_ONCE, **_PIECES)),
     ),
-    "Gt": Way(
-        numerics="sgd",
-        text="as G, with one slot",
+    "At": Way(
+        numerics="rounded",
+        text="as A, with one slot",
         models=("13B", "50B"),
-        settings=_half("sgd", _streamed(**_AT_ONCE, **_TIGHT)),
+        settings=_half("adafactor", _streamed(**_AT_ONCE, **_TIGHT)),
     ),
     "P": Way(
         numerics="part",

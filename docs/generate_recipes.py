@@ -50,6 +50,7 @@ FILES = """\
 - [gpt2-xl-16gb.toml](../examples/gpt2-xl-16gb.toml): GPT-2 XL, AdamW, a card of 16 GiB
 - [llama-7b-24gb.toml](../examples/llama-7b-24gb.toml): 7B, AdamW, a card of 24 GiB, 128 GiB of RAM
 - [llama-7b-64gb-ram.toml](../examples/llama-7b-64gb-ram.toml): 7B, adam8bit, 64 GiB of RAM
+- [llama-7b-32gb-ram.toml](../examples/llama-7b-32gb-ram.toml): 7B, adafactor, a card of 12 GiB, 32 GiB of RAM
 - [frozen-7b-12gb.toml](../examples/frozen-7b-12gb.toml): the last two blocks of 7B, a card of 12 GiB
 - [memory-profile.toml](../examples/memory-profile.toml): where the memory of a small model goes
 """

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PIECE, LARGE_PIECE = 1 << 16, 1 << 24
-"""Elements processed at a time on a CPU, so that they fit in its caches; and on other devices."""
+PIECE = 1 << 16
+"""Elements processed at a time on a CPU, so that they fit in its caches."""
 Parts = Callable[["torch.Tensor", int, int], Iterator[slice]]
 """Called as `parts_of` is."""
 Rows = Callable[

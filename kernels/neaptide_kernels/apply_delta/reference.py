@@ -9,11 +9,13 @@ import torch
 
 from neaptide_kernels.counter_random import random_bits
 from neaptide_kernels.int8.reference import dequantize_int8
-from neaptide_kernels.parts import LARGE_PIECE, PIECE, parts_of
+from neaptide_kernels.parts import PIECE, parts_of
 from neaptide_kernels.registry import takes
 
 STRIDE_BITS = 40
 """The random numbers of tensor number `place` start at position `place << STRIDE_BITS`."""
+_LARGE_PIECE = 1 << 22
+"""Elements rounded at a time on other devices than a CPU: some 0.2 GiB of temporary tensors."""
 _SMALLEST_NORMAL = 2.0**-14
 _HALF_DROPS = 13
 _BFLOAT16_DROPS = 16
@@ -103,7 +105,7 @@ def _add(
     flat = weight.reshape(-1)
     pairs = [(delta.reshape(-1), scale) for delta, scale in terms]
     rounding = seed is not None and weight.dtype in {torch.bfloat16, torch.float16}
-    for part in parts_of(flat, PIECE, LARGE_PIECE) if rounding else [slice(None)]:
+    for part in parts_of(flat, PIECE, _LARGE_PIECE) if rounding else [slice(None)]:
         total = _sum(flat[part], [(delta[part], scale) for delta, scale in pairs])
         if seed is not None and rounding:
             first = place << STRIDE_BITS

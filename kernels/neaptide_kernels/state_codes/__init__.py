@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from neaptide_kernels.counter_random import keyed_bits, keys_at
-from neaptide_kernels.parts import LARGE_PIECE, PIECE, parts_of, rows_of
+from neaptide_kernels.parts import PIECE, parts_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +42,8 @@ TURN = 0x9E379E37
 the golden ratio."""
 THIRD = 0x9E3779B1
 """Multiplier by which `third` derives 16 more bits from 32 random bits."""
+
+_LARGE_PIECE = 1 << 24
 
 
 def blocks_of(elements: int) -> int:
@@ -69,7 +71,7 @@ def update_by_pieces(
         codes, scales = state[:kinds], state[kinds:]
         numbers, random = factors(step), stream(seed, step)
         weight, gradient = param.reshape(-1), grad.reshape(-1)
-        for part in parts_of(weight, PIECE, LARGE_PIECE):
+        for part in parts_of(weight, PIECE, _LARGE_PIECE):
             blocks = slice(part.start // BLOCK, blocks_of(part.stop))
             start = step.new_full((), place * TENSOR + part.start, dtype=torch.int64)
             held = [each[part] for each in codes] + [scale[blocks] for scale in scales]

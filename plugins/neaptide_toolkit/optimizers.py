@@ -5,12 +5,13 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import attrs
-from attrs.validators import and_, ge, gt, le, lt
+from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide import ConfigError, NoConfig, Plugin, hookimpl, structure_options
+from neaptide.config import field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,9 @@ FORMS = {"fused", "foreach", "capturable", "differentiable"}
 SEED = and_(ge(0), lt(2**32))
 """Validator of a seed, in [0, 2**32)."""
 
+Rounding = Literal["stochastic", "nearest"]
+"""How weights are rounded to bfloat16 and float16."""
+
 _COUNTS = {2: "two", 3: "three"}
 
 
@@ -46,6 +50,21 @@ def decays(_: Any, attribute: attrs.Attribute[Any], value: Sequence[float]) -> N
         count = _COUNTS.get(wanted, wanted)
         msg = f"{attribute.name!r} must be {count} numbers in [0, 1) (got {list(value)})"
         raise ValueError(msg)
+
+
+def rounding_field() -> Any:
+    """Return the option `rounding` of an optimizer, of type `Rounding`."""
+    return field(
+        "stochastic",
+        validator=in_(get_args(Rounding)),
+        help="rounding of bfloat16 and float16 weights; `nearest` loses changes below half of the "
+        "last digit, `stochastic` keeps them on average",
+    )
+
+
+def rounding_seed_field() -> Any:
+    """Return the option `seed` of an optimizer that rounds."""
+    return field(0, validator=SEED, help="seed of stochastic rounding")
 
 
 @attrs.define(eq=False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from attrs.validators import and_, gt, in_, le
+from attrs.validators import and_, gt, le
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.optimizers import FACTOR, SEED
+from neaptide_toolkit.optimizers import FACTOR, Rounding, rounding_field, rounding_seed_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,13 +54,8 @@ class AdafactorOptions:
         validator=FACTOR,
         help="decoupled weight decay, multiplied by `optimizer.lr`",
     )
-    rounding: Literal["stochastic", "nearest"] = field(
-        "stochastic",
-        validator=in_(("stochastic", "nearest")),
-        help="rounding of bfloat16 and float16 weights; `nearest` loses changes below half of the "
-        "last digit, `stochastic` keeps them on average",
-    )
-    seed: int = field(0, validator=SEED, help="seed of stochastic rounding")
+    rounding: Rounding = rounding_field()
+    seed: int = rounding_seed_field()
 
 
 SPEC = PluginSpec(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import attrs
-from attrs.validators import in_
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.optimizers import EPS, FACTOR, SEED, decays
+from neaptide_toolkit.optimizers import (
+    EPS,
+    FACTOR,
+    Rounding,
+    decays,
+    rounding_field,
+    rounding_seed_field,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -25,13 +29,8 @@ class AdamMiniOptions:
     weight_decay: float = field(
         0.0, validator=FACTOR, help="decoupled weight decay, multiplied by the learning rate"
     )
-    rounding: Literal["stochastic", "nearest"] = field(
-        "stochastic",
-        validator=in_(("stochastic", "nearest")),
-        help="rounding of bfloat16 and float16 weights; `nearest` loses changes below half of the "
-        "last digit, `stochastic` keeps them on average",
-    )
-    seed: int = field(0, validator=SEED, help="seed of stochastic rounding")
+    rounding: Rounding = rounding_field()
+    seed: int = rounding_seed_field()
 
 
 SPEC = PluginSpec(

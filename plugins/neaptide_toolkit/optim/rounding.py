@@ -7,18 +7,19 @@ https://arxiv.org/abs/1502.02551).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
 from neaptide_kernels.apply_delta import apply_delta
+from neaptide_toolkit.optimizers import Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NARROW = frozenset({torch.bfloat16, torch.float16})
 """The dtypes that are rounded."""
-ROUNDINGS = ("stochastic", "nearest")
+ROUNDINGS = get_args(Rounding)
 _APART = 0x9E3779B97F4A7C15
 """`2**64` divided by the golden ratio: the seeds of two parameters differ in all bits."""
 

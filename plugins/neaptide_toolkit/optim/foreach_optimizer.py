@@ -24,10 +24,11 @@ tensors are small."""
 class ForeachOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that updates parameters in batches, by torch's `_foreach` operations.
 
-    Every group has the options `rounding` and `seed`. With `rounding = "stochastic"` an update of
-    bfloat16 or float16 parameters is computed in float32 and rounded stochastically. The random
-    bits depend only on `seed`, on the parameter's place in `param_groups` and on its `"step"`; so a
-    resumed run, and one that updates block by block, has the same bits.
+    Every group has the options `rounding`, by default `"nearest"`, and `seed`. With
+    `rounding = "stochastic"` an update of bfloat16 or float16 parameters is computed in float32 and
+    rounded stochastically. The state must have a `"step"`. The random bits depend only on `seed`,
+    on the parameter's place in `param_groups` and on its `"step"`; so a resumed run, and one that
+    updates block by block, has the same bits.
 
     The parameters of a batch have the same group, device, dtype, names of state tensors and, if the
     state has a `"step"`, step count. A subclass declares `separable = True` in its own body if its

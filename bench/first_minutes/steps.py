@@ -136,7 +136,7 @@ STEPS = (
     _other("plugins/low_precision_backward", "--rounds", "2", "--tiny"),
     _other("memory_guide", "--size", "toy"),
     _other("overhead", "--rounds", "2", "--steps", "3"),
-    _other("optimizers", "--matrices", "1", "--side", "16", "--rounds", "1"),
+    _other("plugins/optimizers", "--matrices", "1", "--side", "16", "--rounds", "1"),
     _other("gradient_norm", "--pairs", "2", "--models", "1", real=("--pairs", "50")),
     _other("plugins/plugin_cost", "--rounds", "2"),
     _other("plugins/by_hand", "--rounds", "2"),

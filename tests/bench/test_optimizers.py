@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def test_the_bench_counts_bytes_and_compares_times(tmp_path: Path) -> None:
     small = ("--matrices", "2", "--side", "64", "--rounds", "2")
-    written, _, _ = measured("optimizers.py", tmp_path, *small)
+    written, _, _ = measured("plugins/optimizers.py", tmp_path, *small)
     assert 2 * 64 * 64 == written["parameters"]
     rows = {(row["optimizer"], row["dtype"]): row for row in written["rows"]}
     held = {key: row["weight_bytes"] + row["state_bytes"] for key, row in rows.items()}

@@ -83,7 +83,7 @@ def _read(paths: Sequence[Path]) -> None:
 def _mapped_in(number: int, size: int) -> bool:
     """Read a file by mapping it; return False if the system cannot (Linux can from 5.14 on).
 
-    Page faults in order copy nothing, and take less of the processor than `read` does.
+    Page faults in order copy nothing, where `read` copies all.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -69,7 +69,8 @@ def test_state_is_of_the_weights_dtype_and_goes_on_bit_for_bit(dtype: torch.dtyp
 
     assert same(whole, kept)
     for param in kept:
-        step, momentum = (again.state[param][name] for name in ("step", "exp_avg"))
+        (first, step), (second, momentum) = sorted(again.state[param].items(), reverse=True)
+        assert ("step", "exp_avg") == (first, second)
         assert (7.0, dtype, param.shape) == (float(step), momentum.dtype, momentum.shape)
 
 

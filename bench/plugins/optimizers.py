@@ -1,6 +1,7 @@
 """What optimizers take: bytes of a parameter, and the time of an update.
 
-    python bench/optimizers.py [--matrices N] [--side N] [--rounds N] [--device cuda] [--json PATH]
+    python bench/plugins/optimizers.py [--matrices N] [--side N] [--rounds N] [--device cuda]
+        [--json PATH]
 
 Every optimizer has its own matrices of one size, with the same gradients. Each round has one update
 by each, in an order that changes. The first two rounds are not counted: they build and check ops.

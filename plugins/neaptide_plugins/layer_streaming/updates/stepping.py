@@ -18,6 +18,7 @@ from torch import nn, optim
 from neaptide.errors import ModelError
 from neaptide_kernels.adamw_split.split_master import join, split
 from neaptide_toolkit.optim.foreach_optimizer import ForeachOptimizer
+from neaptide_toolkit.optim.rounding import NARROW
 from neaptide_toolkit.optimizer_hooks import no_hooks_of_all, plain_step
 from neaptide_toolkit.tensors import laid_out_as
 
@@ -183,7 +184,8 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     twin: Any = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
     twin.__dict__.update(hooks_of_twin(optimizer))
-    if isinstance(optimizer, ForeachOptimizer):
+    narrow = any(proxy.dtype in NARROW for proxy in proxies.values())
+    if narrow and isinstance(optimizer, ForeachOptimizer):  # only 16-bit weights are rounded
         places = optimizer.numbered()
         twin.places = {proxies[id(item.parameter)]: places[item.parameter] for item in items}
     with no_hooks_of_all():

@@ -63,7 +63,7 @@ nitpick_ignore_regex = [
     # Other projects' types. Their inventories would have to be downloaded at each build.
     ("py:.*", r"(torch|nn|attrs|structlog|collections|contextlib|os|pathlib|weakref)\..*"),
     # Python's own types, and type variables.
-    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[ACRST]"),
+    ("py:.*", r"Path|AbstractContextManager|(neaptide\w*\..*\.)?[ACRST]|ParamsT"),
 ]
 
 _PACKAGES = {"", "neaptide", "neaptide_kernels", "neaptide_toolkit"}

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ITEM = re.compile(r"^- \[(?P<title>[^]]+)\]\((?P<path>[^)#]+)\)", re.MULTILINE)
+_ITEM = re.compile(r"^- \[(?P<title>[^]]+)\]\((?P<path>[^)#]+)\.(?:md|rst)\)", re.MULTILINE)
 _FIELDS = {"Args:": "param", "Raises:": "raises"}
 _INDENT = 4
 _KINDS = ("added", "changed", "fixed", "removed")
 
 
 def navigation(text: str) -> str:
-    """Return a hidden table of contents for each section, of list items that begin with a link."""
+    """Return a hidden table of contents for each section: the items that begin with a page."""
     tables = ""
     for part in re.split(r"^## ", text, flags=re.MULTILINE):
         caption, _, body = part.partition("\n")
-        pages = [f"{title} <{path.rpartition('.')[0]}>\n" for title, path in _ITEM.findall(body)]
+        pages = [f"{title} <{path}>\n" for title, path in _ITEM.findall(body)]
         if pages:
             caption = "" if caption.startswith("# ") else f":caption: {caption}\n"
             tables += f"\n```{{toctree}}\n:hidden:\n{caption}\n{''.join(pages)}```\n"

@@ -113,8 +113,7 @@ WAYS = {
     "H8": Way(
         numerics="rounded",
         text="`adam8bit` on the processor: bf16 weights by `layer-streaming` with "
-        '`optimizer_on = "cpu"`, 8 micro-batches, inputs in RAM; the update in plain PyTorch, '
-        "which `neaptide kernels tune` makes faster",
+        '`optimizer_on = "cpu"`, 8 micro-batches, inputs in RAM',
         settings=_half("adam8bit", _streamed(optimizer_on="cpu", **_PIECES)),
     ),
     "L": Way(

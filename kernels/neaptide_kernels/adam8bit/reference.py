@@ -67,10 +67,7 @@ def adam8bit_step(call: Adam8bitStep) -> None:
 
 @takes(Adam8bitStep)
 def by_pieces(call: Adam8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Run `adam8bit_step`, but call `update` instead of `piece`.
-
-    `update` may be a compiled version of `piece`.
-    """
+    """Run `adam8bit_step`, but call `update` instead of `piece`. It may update in place."""
     decays = codes.as_float32(call.beta1, call.beta2)
     kept = 1 - call.lr * call.weight_decay
 

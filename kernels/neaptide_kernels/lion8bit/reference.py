@@ -60,10 +60,7 @@ def lion8bit_step(call: Lion8bitStep) -> None:
 
 @takes(Lion8bitStep)
 def by_pieces(call: Lion8bitStep, *, update: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Run `lion8bit_step`, but call `update` instead of `piece`.
-
-    `update` may be a compiled version of `piece`.
-    """
+    """Run `lion8bit_step`, but call `update` instead of `piece`. It may update in place."""
     kept = 1 - call.lr * call.weight_decay
     factors = (kept, call.lr, *codes.as_float32(call.beta1, call.beta2))
     codes.update_by_pieces(call[:5], call.seed, update, lambda _: factors)

@@ -13,7 +13,7 @@ import torch
 from neaptide_kernels.registry import KERNELS, Op, OpSpec, Provider, define
 from neaptide_kernels.support import triton_version
 
-from . import blocks_of, compiled, launching, lists
+from . import blocks_of, launching, lists, on_host
 from .trials import StepTrials
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CodedOp:
         return tuple(signature(self.reference).parameters)
 
     def define(self) -> Op:
-        """Define the op, and add a CPU implementation that compiles `piece`."""
+        """Define the op, and add its CPU implementation."""
         trials = StepTrials(self.reference, self.new_state, self.tried)
         op = define(
             OpSpec(
@@ -68,15 +68,13 @@ class CodedOp:
                 agree=lists.disagreements,
             )
         )
-        # The first call compiles for ten seconds. With priority -1, this provider runs only if
-        # a measurement has shown that it is the fastest.
         KERNELS.add(
             Provider(
                 op=self.name,
-                name="compiled",
-                run=partial(self.by_pieces, update=compiled.whole_pieces(self.piece)),
-                supports=compiled.supports,
-                priority=-1,
+                name="numba",
+                run=partial(on_host.step, self.by_pieces, self.name),
+                supports=on_host.supports,
+                priority=5,
             )
         )
         return op

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from neaptide import ConfigError
 from neaptide.errors import described, suggest
+from neaptide_toolkit.machine.collecting import only_new_objects
 from neaptide_toolkit.machine.pretended import is_pretended
 
 from .finding import directory_of
@@ -58,9 +59,10 @@ def load(name: str, options: HuggingFaceOptions) -> torch.nn.Module:
         read_ahead(files_of(folder))
     try:
         config = _config(folder, options)
-        model: torch.nn.Module = (
-            _random(config, options) if random else _saved(folder, config, options)
-        )
+        with only_new_objects():
+            model: torch.nn.Module = (
+                _random(config, options) if random else _saved(folder, config, options)
+            )
     except ConfigError:
         raise
     except _ERRORS as error:

@@ -93,9 +93,12 @@ def _mapped_in(number: int, size: int) -> bool:
         held = ctypes.c_char.from_buffer(pages)
         try:
             begin = ctypes.addressof(held)
-            return not any(
-                madvise(begin + start, min(_BLOCK, size - start), _POPULATE_READ)
-                for start in range(0, size, _BLOCK)
-            )
+            for start in range(0, size, _BLOCK):
+                stop = min(start + _BLOCK, size)
+                if madvise(begin + start, stop - start, _POPULATE_READ):
+                    return False
+                # A virtual machine may get memory at its first use: here, not in the model.
+                _ = pages[start : stop : mmap.PAGESIZE]
+            return True
         finally:
             del held  # pages in use cannot be unmapped

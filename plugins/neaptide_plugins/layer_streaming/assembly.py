@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neaptide import ConfigError, DoesNotFitError
+from neaptide_toolkit.machine.collecting import only_new_objects
 from neaptide_toolkit.recompute import find_blocks
 
 from .checks import check_blocks, check_device, check_modules, check_slots
@@ -45,9 +46,16 @@ def build(
         if problem is not None:
             msg = f"{problem} {_WHERE}"
             raise DoesNotFitError(msg)
-        return Streaming(
-            model, blocks, optimizer, run.device, settings, pin=config.pin, weights=config.weights
-        )
+        with only_new_objects():
+            return Streaming(
+                model,
+                blocks,
+                optimizer,
+                run.device,
+                settings,
+                pin=config.pin,
+                weights=config.weights,
+            )
     except ValueError as error:
         msg = f"{error} {_WHERE}"
         raise ConfigError(msg) from error

@@ -7,6 +7,7 @@ as it runs. Another one says how many bytes a call takes (`Provider.workspace_by
 from __future__ import annotations
 
 from functools import cache, partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -35,11 +36,18 @@ class OwnOps:
     _is_on_device: Callable[[torch.Tensor], bool]
 
     def plain(self, operation: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
-        """Return the call of a provider in plain PyTorch; None if another one runs, or none."""
+        """Return the call of a provider in plain PyTorch; None if another one runs, or none.
+
+        An op on lists of which some tensors are on the device becomes two calls, as an optimizer
+        makes them.
+        """
         op = _op_of(operation)
         if op is None:
             return None
         arguments = op.spec.complete(args)
+        places = self._places(arguments)
+        if len(set(places)) > 1:
+            return partial(_apart, operation, arguments, places)
         choice, _ = self._chosen(op, arguments)
         if not choice.provider.plain:
             return None
@@ -53,11 +61,28 @@ class OwnOps:
         choice, query = self._chosen(op, op.spec.complete(args))
         return choice.provider.workspace_bytes(query)
 
+    def _places(self, arguments: list[Any]) -> list[bool]:
+        """Return of each tensor of the first argument, if it is a list, if it is on the device."""
+        first = arguments[0]
+        listed = first if isinstance(first, list | tuple) else []
+        return [self._is_on_device(one) for one in listed]
+
     def _chosen(self, op: Op, arguments: list[Any]) -> tuple[Choice, Query]:
         query = KERNELS.query(op.spec.name, arguments)
         if any(self._is_on_device(one) for one in nested_tensors(arguments) if one.ndim):
             query = attrs.evolve(query, **_GPU)
         return KERNELS.choose(query, timed=False), query
+
+
+def _apart(operation: Any, arguments: list[Any], on_device: list[bool]) -> None:
+    """Run an op on the places of each list that are on the device, then on the others."""
+    for chosen in (on_device, [not one for one in on_device]):
+        operation(
+            *(
+                [*compress(one, chosen)] if isinstance(one, list | tuple) else one
+                for one in arguments
+            )
+        )
 
 
 @cache

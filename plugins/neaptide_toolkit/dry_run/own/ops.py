@@ -38,7 +38,7 @@ class OwnOps:
     def plain(self, operation: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
         """Return the call of a provider in plain PyTorch; None if another one runs, or none.
 
-        An op on lists of which some tensors are on the device becomes two calls, as an optimizer
+        A change of lists of which some tensors are on the device becomes two calls, as an optimizer
         makes them.
         """
         op = _op_of(operation)
@@ -46,7 +46,7 @@ class OwnOps:
             return None
         arguments = op.spec.complete(args)
         places = self._places(arguments)
-        if len(set(places)) > 1:
+        if op.spec.mutates and len(set(places)) > 1:
             return partial(_apart, operation, arguments, places)
         choice, _ = self._chosen(op, arguments)
         if not choice.provider.plain:

@@ -79,7 +79,7 @@ class Adafactor(ForeachOptimizer):
             },
         )
 
-    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def new_state(self, param: torch.Tensor, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return a step count of 0 and a second moment of zeros."""
         state = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
         for name, shape in _shapes(param).items():

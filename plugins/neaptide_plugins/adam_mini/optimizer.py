@@ -70,7 +70,7 @@ class AdamMini(ForeachOptimizer):
             },
         )
 
-    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def new_state(self, param: torch.Tensor, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return a step count of 0, a mean of zeros and second moments of zeros."""
         rows = [size if param.dim() > 1 and not dim else 1 for dim, size in enumerate(param.shape)]
         return {

@@ -73,7 +73,7 @@ class AdEMAMix(ForeachOptimizer):
             },
         )
 
-    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def new_state(self, param: torch.Tensor, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return a step count of 0 and three averages of zeros."""
         count = torch.zeros((), dtype=torch.float32, device="cpu")
         return {"step": count, **{name: torch.zeros_like(param) for name in _AVERAGES}}

@@ -61,7 +61,7 @@ class Lion(ForeachOptimizer):
             },
         )
 
-    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def new_state(self, param: torch.Tensor, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return a step count of 0 and a momentum of zeros."""
         count = torch.zeros((), dtype=torch.float32, device="cpu")
         return {"step": count, "exp_avg": torch.zeros_like(param)}

@@ -1,13 +1,14 @@
-"""Checks of Muon's options, parameters and gradients. Each error is one line."""
+"""Checks of Muon's options and parameters. Each error is one line."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from .matrices import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KINDS = ("muon", "adamw")
 NS_DTYPES = ("auto", "float32", "bfloat16")
@@ -16,10 +17,10 @@ _MATRIX = 2
 """Dimensions of a matrix."""
 
 
-def check_options(group: dict[str, Any]) -> None:
-    """Raise ValueError for the first option of a group that is out of range."""
+def out_of_range(group: Mapping[str, Any]) -> dict[str, bool]:
+    """Return for each option of a group whether its value is out of range."""
     beta1, beta2 = group["betas"]
-    wrong = {
+    return {
         "kind": group["kind"] not in KINDS,
         "lr": not 0.0 <= float(group["lr"]) < math.inf,
         "momentum": not 0.0 <= group["momentum"] < 1.0,
@@ -31,24 +32,17 @@ def check_options(group: dict[str, Any]) -> None:
         "betas": not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0),
         "eps": not 0.0 < group["eps"] < math.inf,
     }
-    for name, is_wrong in wrong.items():
-        if is_wrong:
-            msg = f"Muon: {name} is out of range (got {group[name]!r})"
-            raise ValueError(msg)
 
 
-def check_parameters(group: dict[str, Any], place: int) -> None:
-    """Raise ValueError for the first parameter that does not fit its group's kind.
+def check_matrices(group: Mapping[str, Any], place: int) -> None:
+    """Raise ValueError for the first parameter of a `muon` group that holds no matrices.
 
     `place` is the index of the group, for the message.
     """
+    if group["kind"] != "muon":
+        return
     for index, param in enumerate(group["params"]):
         what = f"Muon: parameter {index} of group {place}, {param.dtype} {list(param.shape)},"
-        if not param.is_floating_point():
-            msg = f"{what} has no real floating dtype; leave it out"
-            raise ValueError(msg)
-        if group["kind"] != "muon":
-            continue
         stacked = bool(group["stacked"])
         if param.dim() < _MATRIX + stacked or not param.numel():
             kind = "no stack of matrices" if stacked else "no matrix"
@@ -59,10 +53,3 @@ def check_parameters(group: dict[str, Any], place: int) -> None:
         except ValueError as error:
             msg = f"{what} cannot be split: {error}; give the proportions of its parts"
             raise ValueError(msg) from None
-
-
-def check_gradient(gradient: torch.Tensor) -> None:
-    """Raise ValueError for a sparse gradient."""
-    if gradient.layout != torch.strided:
-        msg = f"Muon takes dense gradients (got {gradient.layout}); set sparse=False"
-        raise ValueError(msg)

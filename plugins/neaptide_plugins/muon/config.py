@@ -9,7 +9,14 @@ from attrs.validators import and_, ge, gt, in_, le, lt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
-from neaptide_toolkit.optimizers import EPS, FACTOR, decays
+from neaptide_toolkit.optimizers import (
+    EPS,
+    FACTOR,
+    Rounding,
+    decays,
+    rounding_field,
+    rounding_seed_field,
+)
 from neaptide_toolkit.sensitive import SENSITIVE_WEIGHTS
 
 if TYPE_CHECKING:
@@ -95,6 +102,8 @@ class MuonOptions:
         default=True,
         help="treat convolutions as matrices [out, in * kernel]; otherwise AdamW updates them",
     )
+    rounding: Rounding = rounding_field()
+    seed: int = rounding_seed_field()
 
 
 SPEC = PluginSpec(

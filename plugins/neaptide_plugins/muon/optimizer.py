@@ -8,24 +8,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.adamw import adamw
 
-from .checks import check_gradient, check_options, check_parameters
+from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
+
+from .checks import check_matrices, out_of_range
 from .matrices import Piece, batches, rows_of
-from .newton_schulz import orthogonalised
+from .together import orthogonalised_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch.optim.optimizer import ParamsT
 
+_MOMENTUM, _FIRST, _SECOND = "momentum_buffer", "exp_avg", "exp_avg_sq"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ForeachOptimizer):
     """Muon (Jordan et al., 2024), and AdamW for groups whose `kind` is `"adamw"`.
 
-    Every argument except `params` is an option of a group. The state of a parameter that Muon
-    updates is one momentum. The state of a parameter that AdamW updates is two moments and a step
-    count. Momentum and moments have the weight's dtype.
+    Every argument except `params` is an option of a group. The state of a parameter is a
+    step count, and a momentum if Muon updates it or two moments if AdamW does. Momentum and moments
+    have the weight's dtype.
 
     Args:
         params: parameters or groups, dense and real. A parameter of `kind = "muon"` has at least
@@ -45,10 +48,18 @@ class Muon(torch.optim.Optimizer):
         weight_decay: decoupled: an update shrinks each weight by the fraction `lr * weight_decay`.
         betas: decays of AdamW's first and second moment, in [0, 1).
         eps: added to the square root of AdamW's second moment, more than 0.
+        rounding: rounding of 16-bit weights: `"stochastic"` or `"nearest"`, see `ForeachOptimizer`.
+        seed: seed of stochastic rounding.
 
     Raises:
         ValueError: an option is out of range, or a parameter does not fit its group's kind.
     """
+
+    separable = True
+    """The update of a parameter reads only this parameter, its gradient and its state: other
+    matrices of a batch do not change its bits. `layer-streaming` runs the update block by block
+    only with such optimizers."""
+    rounded_state = (_MOMENTUM, _FIRST, _SECOND)
 
     def __init__(
         self,
@@ -66,6 +77,8 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
+        rounding: str = "stochastic",
+        seed: int = 0,
     ) -> None:
         super().__init__(
             params,
@@ -82,99 +95,73 @@ class Muon(torch.optim.Optimizer):
                 "weight_decay": weight_decay,
                 "betas": betas,
                 "eps": eps,
+                "rounding": rounding,
+                "seed": seed,
             },
         )
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; ValueError if an option or a parameter of the group does not fit."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            check_options(group)
-            check_parameters(group, len(self.param_groups) - 1)
-        except ValueError:
-            self.param_groups.pop()
-            raise
+    def new_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return a step count of 0, and a momentum of zeros or AdamW's two moments of zeros."""
+        names = (_MOMENTUM,) if group["kind"] == "muon" else (_FIRST, _SECOND)
+        count = torch.zeros((), dtype=torch.float32, device="cpu")
+        return {STEP: count, **{name: torch.zeros_like(param) for name in names}}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; return what `closure` returns, if given.
-
-        Args:
-            closure: evaluates the model again, with gradients, and returns the loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        pieces: list[Piece] = []
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            for param in params:
-                check_gradient(param.grad)
-            if group["kind"] == "muon":
-                pieces += self._moved(params, group)
-            else:
-                self._adamw(params, group)
-        for batch in batches(pieces):
-            # No variable here refers to the stack, so `orthogonalised` can free the stack.
-            updates = orthogonalised(
-                torch.stack([piece.lying() for piece in batch]), batch[0].steps
-            )
-            for piece, update in zip(batch, updates, strict=True):
-                piece.apply(update)
-        return loss
-
-    def _moved(self, params: list[torch.Tensor], group: dict[str, Any]) -> Iterator[Piece]:
-        """Apply weight decay and update the momenta; return the matrices to orthogonalise."""
-        if not params:
-            return iter(())
-        grads = [param.grad for param in params if param.grad is not None]
-        for param in params:
-            if not self.state[param]:
-                self.state[param]["momentum_buffer"] = torch.zeros_like(param)
-        buffers = [self.state[param]["momentum_buffer"] for param in params]
-        torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+    def update(
+        self,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        state: Mapping[str, list[torch.Tensor]],
+        group: dict[str, Any],
+    ) -> None:
+        """Orthogonalise the momenta of matrices, or apply torch's AdamW."""
+        if group["kind"] != "muon":
+            _adamw(params, grads, state, group)
+            return
+        momenta = state[_MOMENTUM]
+        torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
-        return (
-            piece
-            for param, grad, buffer in zip(params, grads, buffers, strict=True)
-            for piece in _pieces(param, grad, buffer, group)
-        )
+        matrices = zip(params, grads, momenta, strict=True)
+        for batch in batches(piece for each in matrices for piece in _pieces(*each, group)):
+            updates = orthogonalised_together([piece.lying() for piece in batch], batch[0].steps)
+            for piece, update in zip(batch, updates, strict=True):
+                piece.apply(update)
 
-    def _adamw(self, params: list[torch.Tensor], group: dict[str, Any]) -> None:
-        for on_cpu in (True, False):
-            alike = [param for param in params if param.is_cpu is on_cpu]
-            if not alike:
-                continue
-            for param in alike:
-                if not self.state[param]:
-                    self.state[param] = {
-                        "step": torch.zeros((), dtype=torch.float32, device="cpu"),
-                        "exp_avg": torch.zeros_like(param),
-                        "exp_avg_sq": torch.zeros_like(param),
-                    }
-            states = [self.state[param] for param in alike]
-            beta1, beta2 = group["betas"]
-            adamw(
-                alike,
-                [param.grad for param in alike if param.grad is not None],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                [state["step"] for state in states],
-                # On a GPU, the fused version needs the step counts on the GPU.
-                fused=on_cpu,
-                foreach=not on_cpu,
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=float(group["lr"]),
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                maximize=False,
-            )
+    def out_of_range(self, group: Mapping[str, Any]) -> dict[str, bool]:
+        """Return for each option whether its value is out of range."""
+        return out_of_range(group)
+
+    def _check(self, group: dict[str, Any], place: int) -> None:
+        super()._check(group, place)
+        check_matrices(group, place)
+
+
+def _adamw(
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    state: Mapping[str, list[torch.Tensor]],
+    group: dict[str, Any],
+) -> None:
+    on_cpu = params[0].is_cpu
+    beta1, beta2 = group["betas"]
+    adamw(
+        params,
+        grads,
+        state[_FIRST],
+        state[_SECOND],
+        [],
+        [count - 1 for count in state[STEP]],  # torch's function adds 1
+        # On a GPU, the fused version needs the step counts on the GPU.
+        fused=on_cpu,
+        foreach=not on_cpu,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=float(group["lr"]),
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
 
 
 def _pieces(

@@ -55,6 +55,8 @@ class MuonPlugin(OptimizerPlugin):
             weight_decay=options.weight_decay,
             betas=options.adamw_betas,
             eps=options.adamw_eps,
+            rounding=options.rounding,
+            seed=options.seed,
         )
 
     def started(self, run: Run, optimizer: torch.optim.Optimizer) -> None:

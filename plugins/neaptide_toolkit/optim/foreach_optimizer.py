@@ -47,13 +47,13 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(params, {"rounding": "nearest", "seed": 0} | defaults)
 
     @abstractmethod
-    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the state of a parameter before its first update.
+    def new_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the state of a parameter of `group` before its first update.
 
         All tensors are on the parameter's device, except `"step"`. A tensor `"step"` (float32, no
         dimension, on the CPU) counts the updates. `step` adds 1 to it before `update`. The names,
-        shapes and dtypes depend only on the parameter's shape, strides and dtype. A parameter on
-        the meta device has state on the meta device.
+        shapes and dtypes depend only on the group and on the parameter's shape, strides and dtype.
+        A parameter on the meta device has state on the meta device.
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         saved = state_dict["state"]
         groups = zip(state_dict["param_groups"], self.param_groups, strict=False)
         loaded = [
-            (param, saved[number], self.new_state(torch.empty_like(param, device="meta")))
+            (param, saved[number], self.new_state(torch.empty_like(param, device="meta"), now))
             for before, now in groups
             for number, param in zip(before["params"], now["params"], strict=False)
             if saved.get(number)
@@ -135,7 +135,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                 self._check_gradient(grad)
             for param, _ in pairs:
                 if not self.state[param]:
-                    self.state[param].update(self.new_state(param))
+                    self.state[param].update(self.new_state(param, group))
                 if STEP in self.state[param]:
                     self.state[param][STEP] += 1
             for batch in self._batches(pairs):
@@ -157,7 +157,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
             self.update(params, grads, state, group)
             return
         wide_params = widened(params)
-        wide = {name: widened(state[name]) for name in self.rounded_state}
+        wide = {name: widened(state[name]) for name in self.rounded_state if name in state}
         self.update(wide_params, widened(grads) if wide else grads, state | wide, group)
         places = self.places if self.places is not None else self.numbered()
         changed = [(params, wide_params), *((state[name], wide[name]) for name in wide)]

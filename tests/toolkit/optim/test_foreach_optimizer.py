@@ -21,7 +21,7 @@ class Counted(ForeachOptimizer):
         self.batches: list[list[torch.Tensor]] = []
         super().__init__(params, {"counts": counts})
 
-    def new_state(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def new_state(self, param: torch.Tensor, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         del param
         return {"step": torch.zeros(())} if self.defaults["counts"] else {}
 

@@ -21,6 +21,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam-mini": {"lr": 0.01, "options": {"weight_decay": 0.1}},
     "ademamix": {"lr": 0.01, "options": {"alpha": 2.0}},
     "lion": {"lr": 0.003, "options": {"weight_decay": 0.1}},
+    "muon": {"lr": 0.01, "options": {"ns_dtype": "float32"}},
 }
 
 

@@ -247,8 +247,9 @@ def state_tensors(
         halved = split and parameter.dtype == torch.bfloat16
         dtype = torch.float32 if halved else parameter.dtype
         if isinstance(optimizer, ForeachOptimizer):
-            made = optimizer.new_state(torch.empty_like(parameter, dtype=dtype, device="meta"))
-            named = {name: (like, like.dtype) for name, like in made.items() if name != STEP}
+            like = torch.empty_like(parameter, dtype=dtype, device="meta")
+            made = optimizer.new_state(like, group)
+            named = {name: (each, each.dtype) for name, each in made.items() if name != STEP}
         else:
             if (id(group), dtype) not in known:
                 known[id(group), dtype] = state_layout(optimizer, group, dtype)

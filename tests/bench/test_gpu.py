@@ -29,6 +29,7 @@ NOT_FOR_A_GPU = {
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",
     "loading": "it reads files into RAM",
+    "passes": "it times one thread of a CPU",
     "plan": "it compares bytes on a CPU, and on a simulated GPU",
     "predict": "it counts passes; tests/simulated_gpu runs it on a device",
     "reliability": "it damages files",

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .matrices import rows_of
+from .polynomials import POLYNOMIALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ def out_of_range(group: Mapping[str, Any]) -> dict[str, bool]:
         "lr": not 0.0 <= float(group["lr"]) < math.inf,
         "momentum": not 0.0 <= group["momentum"] < 1.0,
         "ns_steps": group["ns_steps"] < 1,
+        "polynomial": group["polynomial"] not in POLYNOMIALS,
         "ns_dtype": group["ns_dtype"] not in NS_DTYPES,
         "scale": group["scale"] not in SCALES,
         "split": not group["split"] or min(group["split"]) < 1,

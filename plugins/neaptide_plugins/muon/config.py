@@ -54,7 +54,13 @@ class MuonOptions:
         default=True, help="Nesterov momentum: apply the gradient to the momentum once more"
     )
     ns_steps: int = field(
-        5, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
+        3, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
+    )
+    polynomial: Literal["polar-express", "jordan"] = field(
+        "polar-express",
+        validator=in_(("polar-express", "jordan")),
+        help="coefficients of the steps: the best ones for their number, or those of "
+        "`torch.optim.Muon`, which takes five steps",
     )
     ns_dtype: Literal["auto", "float32", "bfloat16"] = field(
         "auto",

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .polynomials import Step
+
 _TOGETHER = 1 << 24
 """Largest number of elements in a batch. Temporary tensors have several times as many elements."""
 _SMALL_ON_CPU = 64
@@ -29,7 +31,7 @@ class Piece:
         ahead: share of the momentum in the update; the rest is the share of the gradient. Without
             Nesterov momentum, `ahead` is 1.
         lr: factor by which the orthogonalised update is multiplied.
-        steps: number of Newton-Schulz steps.
+        steps: coefficients of the Newton-Schulz steps.
         dtype: dtype of the Newton-Schulz steps.
     """
 
@@ -38,7 +40,7 @@ class Piece:
     momentum: torch.Tensor
     ahead: float
     lr: float
-    steps: int
+    steps: tuple[Step, ...]
     dtype: torch.dtype
 
     @property
@@ -77,7 +79,7 @@ def rows_of(rows: int, proportions: Sequence[int]) -> list[int]:
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield batches of pieces whose `lying()` shape, device, dtype and number of steps agree."""
+    """Yield batches of pieces whose `lying()` shape, device, dtype and steps agree."""
     alike: dict[tuple[object, ...], list[Piece]] = {}
     for piece in pieces:
         key = (*sorted(piece.shape), piece.weight.device, piece.dtype, piece.steps)

@@ -12,6 +12,7 @@ from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
 from .checks import check_matrices, out_of_range
 from .matrices import Piece, batches, rows_of
+from .polynomials import coefficients
 from .together import orthogonalised_together
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Muon(ForeachOptimizer):
         nesterov: orthogonalise `momentum * m + (1 - momentum) * gradient` instead of the momentum
             `m`.
         ns_steps: number of Newton-Schulz steps.
+        polynomial: `"polar-express"`, or `"jordan"`, which with five steps is `torch.optim.Muon`.
         ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, else float32.
         scale: name of the factor that multiplies a matrix's update. `"match_rms_adamw"` is
             0.2 * sqrt(max(rows, columns)). `"original"` is sqrt(max(1, rows / columns)).
@@ -69,7 +71,8 @@ class Muon(ForeachOptimizer):
         kind: str = "muon",
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: int = 3,
+        polynomial: str = "polar-express",
         ns_dtype: str = "auto",
         scale: str = "match_rms_adamw",
         split: Sequence[int] = (1,),
@@ -88,6 +91,7 @@ class Muon(ForeachOptimizer):
                 "momentum": momentum,
                 "nesterov": nesterov,
                 "ns_steps": ns_steps,
+                "polynomial": polynomial,
                 "ns_dtype": ns_dtype,
                 "scale": scale,
                 "split": tuple(split),
@@ -170,12 +174,13 @@ def _pieces(
     dtype = _DTYPES.get(group["ns_dtype"])
     if dtype is None:
         dtype = torch.float32 if param.is_cpu else torch.bfloat16
+    steps = coefficients(group["polynomial"], group["ns_steps"])
     tensors = (param, grad, buffer)
     stacks = zip(*(_matrices(each, group) for each in tensors), strict=True)
     for weight, gradient, momentum in stacks:
         lr = float(group["lr"]) * _factor(group["scale"], weight)
         ahead = group["momentum"] if group["nesterov"] else 1.0
-        yield Piece(weight, gradient, momentum, ahead, lr, group["ns_steps"], dtype)
+        yield Piece(weight, gradient, momentum, ahead, lr, steps, dtype)
 
 
 def _matrices(tensor: torch.Tensor, group: dict[str, Any]) -> Iterator[torch.Tensor]:

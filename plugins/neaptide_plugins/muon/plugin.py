@@ -50,6 +50,7 @@ class MuonPlugin(OptimizerPlugin):
             momentum=options.momentum,
             nesterov=options.nesterov,
             ns_steps=options.ns_steps,
+            polynomial=options.polynomial,
             ns_dtype=options.ns_dtype,
             scale=options.scale,
             weight_decay=options.weight_decay,

@@ -18,17 +18,21 @@ from .newton_schulz import orthogonalised
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .polynomials import Step
+
 _COMPARED = 1 << 14
 """The least number of elements that a trial compares. A different order of additions changes the
 last bit of some of them."""
 
 
-def orthogonalised_together(matrices: Sequence[torch.Tensor], steps: int) -> list[torch.Tensor]:
+def orthogonalised_together(
+    matrices: Sequence[torch.Tensor], steps: tuple[Step, ...]
+) -> list[torch.Tensor]:
     """Return `orthogonalised` of each matrix, to the bit of the matrix alone.
 
     Args:
         matrices: floating `[R, C]`, all of one shape, dtype and device.
-        steps: number of iterations.
+        steps: `(a, b, c)` of each iteration.
     """
     count, first = len(matrices), matrices[0]
     threads = torch.get_num_threads() if first.is_cpu else 0
@@ -46,7 +50,7 @@ def _is_exact(
     shape: torch.Size,
     dtype: torch.dtype,
     device: torch.device,
-    steps: int,
+    steps: tuple[Step, ...],
     threads: int,  # noqa: ARG001 - a part of the key: products are divided among the threads
 ) -> bool:
     """Return whether matrices in a batch of `count` have the bits of each alone, by a trial."""

@@ -52,7 +52,8 @@ def test_a_matrix_is_updated_as_by_torch_to_the_bit(
 ) -> None:
     options: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "nesterov": nesterov}
     ours, theirs = weights([shape]), weights([shape])
-    train(Muon(ours, scale=scale, ns_dtype="bfloat16", weight_decay=0.3, **options))
+    as_torch: dict[str, Any] = {"polynomial": "jordan", "ns_steps": 5, "ns_dtype": "bfloat16"}
+    train(Muon(ours, scale=scale, weight_decay=0.3, **as_torch, **options))
     train(torch.optim.Muon(theirs, adjust_lr_fn=scale, weight_decay=0.3, **options))
 
     assert same(theirs, ours)
@@ -61,7 +62,7 @@ def test_a_matrix_is_updated_as_by_torch_to_the_bit(
 def test_in_float32_it_is_torch_but_for_the_rounding_of_bfloat16() -> None:
     ours, theirs = weights(SHAPES), weights(SHAPES)
     before = [weight.detach().clone() for weight in ours]
-    train(Muon(ours, lr=0.02, scale="original"))
+    train(Muon(ours, lr=0.02, scale="original", polynomial="jordan", ns_steps=5))
     train(torch.optim.Muon(theirs, lr=0.02))
 
     for one, other, start in zip(ours, theirs, before, strict=True):

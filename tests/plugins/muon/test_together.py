@@ -12,12 +12,13 @@ from support import DEVICE
 
 from neaptide_plugins.muon import together
 from neaptide_plugins.muon.newton_schulz import orthogonalised
+from neaptide_plugins.muon.polynomials import Step, coefficients
 from neaptide_plugins.muon.together import orthogonalised_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-STEPS = 5
+STEPS = coefficients("polar-express", 3)
 
 
 def drawn(count: int, rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -49,7 +50,7 @@ def _new_trials() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_new_trials")
 def test_where_a_batch_has_other_bits_matrices_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_in_a_batch(x: torch.Tensor, steps: int) -> torch.Tensor:
+    def other_in_a_batch(x: torch.Tensor, steps: tuple[Step, ...]) -> torch.Tensor:
         return orthogonalised(x, steps) * (1 if len(x) == 1 else 1 + 2**-20)
 
     matrices = drawn(3, 8, 12, torch.float32)

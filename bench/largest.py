@@ -1,0 +1,203 @@
+"""The largest model that trains in a limit of memory, by ways to keep weights and state in RAM.
+
+    python bench/largest.py [--gib G] [--ways NAMES] [--width N] [--json PATH]
+
+A model is a number of blocks `x + down(relu(up(x)))`; `up` has `width` rows of inputs and four
+times as many of outputs. Each trial trains three steps in a process of its own, whose data (the
+`VmData` of Linux: heap and private writable pages) may not exceed the limit (`RLIMIT_DATA`). The
+number of blocks is bisected. A process that has imported torch and made a step of AdamW on one
+number has data, too: the table has bytes of a parameter without them, and of the whole limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from neaptide import HybridTrainer
+from neaptide_toolkit.machine.facts import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+STEPS, TOKENS = 3, 64
+NO_MEMORY = 3
+"""Exit status of a trial that had too little memory."""
+
+
+class Block(nn.Module):
+    """Two matrices around a ReLU, with a residual connection: `[T, W]` to `[T, W]`."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width, bias=False, dtype=dtype)
+        self.down = nn.Linear(4 * width, width, bias=False, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the block."""
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Return the mean square of the outputs."""
+    return model(batch).float().square().mean()
+
+
+def streamed(optimizer: str, **more: str) -> Callable[[nn.Module], Callable[[torch.Tensor], Any]]:
+    """Return what makes the step of a run that updates in the backward pass."""
+
+    def stepping(model: nn.Module) -> Callable[[torch.Tensor], Any]:
+        streaming = {"update": "in_backward", "clip": "none", **more}
+        config = {
+            "optimizer": {"name": optimizer, "lr": 1e-3},
+            "plugins": {"layer-streaming": streaming},
+        }
+        trainer = HybridTrainer(model, loss_fn=loss_of, config=config)
+        trainer.__enter__()
+        return trainer.step
+
+    return stepping
+
+
+def by_hand(model: nn.Module) -> Callable[[torch.Tensor], Any]:
+    """Return the step of a loop with torch's hooks: an AdamW for each weight, in the backward."""
+
+    def update(weight: torch.Tensor) -> None:
+        optimizers[weight].step()
+        weight.grad = None
+
+    optimizers = {
+        weight: torch.optim.AdamW([weight], lr=1e-3, fused=True) for weight in model.parameters()
+    }
+    for weight in optimizers:
+        weight.register_post_accumulate_grad_hook(update)
+
+    def step(batch: torch.Tensor) -> None:
+        loss_of(model, batch).backward()
+
+    return step
+
+
+WAYS: dict[str, tuple[torch.dtype, float, Callable[[nn.Module], Callable[[torch.Tensor], Any]]]] = {
+    "by hand, float32": (torch.float32, 12, by_hand),
+    "AdamW, float32": (torch.float32, 12, streamed("adamw")),
+    "AdamW, split masters": (torch.bfloat16, 12, streamed("adamw", master="split")),
+    "adam-mini, float32": (torch.float32, 8, streamed("adam-mini")),
+    "muon, bfloat16": (torch.bfloat16, 4, streamed("muon")),
+    "adam8bit, bfloat16": (torch.bfloat16, 4.03, streamed("adam8bit")),
+    "lion, bfloat16": (torch.bfloat16, 4, streamed("lion")),
+    "adafactor, bfloat16": (torch.bfloat16, 2.01, streamed("adafactor")),
+}
+"""By name: the dtype of the weights, bytes of weight and state, and what makes a step."""
+
+
+def trial(way: str, blocks: int, width: int, limit: int) -> None:
+    """Train in this process; exit with NO_MEMORY if memory was too little."""
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    dtype, _, stepping = WAYS[way]
+    try:
+        model = nn.Sequential(*(Block(width, dtype) for _ in range(blocks)))
+        step = stepping(model)
+        for _ in range(STEPS):
+            step(torch.ones(TOKENS, width, dtype=dtype))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        os._exit(NO_MEMORY)  # without the end of the run, which may need memory
+    os._exit(0)
+
+
+def trains(way: str, blocks: int, given: argparse.Namespace) -> bool:
+    """Return whether a model of so many blocks trains in the limit."""
+    limit = str(int(given.gib * 2**30))
+    command = [sys.executable, __file__, "--trial", way, str(blocks), str(given.width), limit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    if done.returncode not in {0, NO_MEMORY}:
+        # The loader and C++ end a process without memory by themselves.
+        told = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        if "memory" not in told[0] and "alloc" not in told[0].lower():
+            msg = f"{way} of {blocks} blocks failed: {told[0]}"
+            raise SystemExit(msg)
+    return done.returncode == 0
+
+
+def largest(way: str, given: argparse.Namespace) -> int:
+    """Return the largest number of blocks that trains."""
+    low, high = 0, int(given.gib * 2**30 / WAYS[way][1] / (8 * given.width**2)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if trains(way, middle, given):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def without_a_model() -> int:
+    """Return the data of a process that has made a step of AdamW on one number."""
+    code = (
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(1))\n"
+        "optimizer = torch.optim.AdamW([weight], fused=True)\n"
+        "weight.sum().backward()\n"
+        "optimizer.step()\n"
+        "print(open('/proc/self/status').read())\n"
+    )
+    told = subprocess.check_output([sys.executable, "-c", code], text=True)  # noqa: S603 - ours
+    (line,) = (line for line in told.splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) << 10
+
+
+def rows(given: argparse.Namespace, bare: int) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each way."""
+    limit = int(given.gib * 2**30)
+    for way in given.ways.split(";"):
+        blocks = largest(way, given)
+        count = blocks * 8 * given.width**2
+        yield {
+            "way": way,
+            "parameters": count,
+            "stated": WAYS[way][1],
+            "bytes": (limit - bare) / count if count else None,
+            "of_the_limit": limit / count if count else None,
+        }
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--gib", type=float, default=2.0, help="the limit of data")
+    parser.add_argument("--ways", default=";".join(WAYS), help="names, with ; between them")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--trial", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.trial:
+        way, blocks, width, limit = given.trial
+        trial(way, int(blocks), int(width), int(limit))
+    bare = without_a_model()
+    print(f"limit {given.gib} GiB, without a model {bare >> 20} MiB\n")
+    print("| | million parameters | bytes: stated | measured | of the whole limit |")
+    print("|---|---|---|---|---|")
+    found = []
+    for row in rows(given, bare):
+        found.append(row)
+        figures = (f"{row[key]:.2f}" if row[key] else "none" for key in ("bytes", "of_the_limit"))
+        shown = f"{row['way']} | {row['parameters'] / 1e6:.1f} | {row['stated']} | "
+        print(f"| {shown}{' | '.join(figures)} |", flush=True)
+    if given.json:
+        report = {"machine": facts(), "gib": given.gib, "bare": bare, "rows": found}
+        given.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.int8.reference import quantize_int8
-from neaptide_kernels.registry import OpSpec, Provider, Sample, define, takes
+from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define, takes
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import reference, tuning
+from . import on_host, reference, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -201,6 +201,16 @@ apply_delta = define(
     )
 )
 """See `reference.apply_delta`."""
+
+KERNELS.add(
+    Provider(
+        op=apply_delta.spec.name,
+        name="numba",
+        run=on_host.apply_delta,
+        supports=on_host.supports,
+        priority=5,
+    )
+)
 
 apply_int8_delta = define(
     OpSpec(

@@ -67,9 +67,9 @@ def apply_delta(call: FloatDeltas) -> None:
     probability of rounding away from zero. NaN and infinity propagate as in any sum. A number that
     rounds beyond the dtype's largest number becomes infinite.
     """
-    terms = _by_weight(call.params, call.deltas, call.scale)
+    terms = by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):
-        _add(weight, place, deltas, call.seed if call.stochastic else None)
+        add(weight, place, deltas, call.seed if call.stochastic else None)
 
 
 @takes(Int8Deltas)
@@ -86,7 +86,7 @@ def apply_int8_delta(call: Int8Deltas) -> None:
     apply_delta(call.params, deltas, call.scale, call.stochastic, call.seed)
 
 
-def _by_weight(
+def by_weight(
     params: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], scale: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
     """Yield each weight with the deltas of this weight and the scale of each delta."""
@@ -96,12 +96,13 @@ def _by_weight(
         yield weight, list(zip(deltas[place :: len(params)], scales, strict=True))
 
 
-def _add(
+def add(
     weight: torch.Tensor,
     place: int,
     terms: Sequence[tuple[torch.Tensor, torch.Tensor]],
     seed: int | None,
 ) -> None:
+    """Add deltas, each with a scale, to a weight. Without a seed, the sum goes to the nearest."""
     flat = weight.reshape(-1)
     pairs = [(delta.reshape(-1), scale) for delta, scale in terms]
     rounding = seed is not None and weight.dtype in {torch.bfloat16, torch.float16}

@@ -1,8 +1,7 @@
 """Updates of weights and 8-bit state on a CPU, compiled by Numba: every element is read once.
 
 Each step computes what the op's reference does, in the same order and without fused operations. All
-numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted. All
-compiled functions are in this file, because Numba's cache notices changes of one file only.
+numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted.
 
 The arguments of a step are, in this order: weights, codes, scales and gradients as flat arrays,
 where bfloat16 comes as uint16; the three numbers of a `Stream`; the position in the stream; the
@@ -11,12 +10,10 @@ factors of the op; and the range of blocks to update.
 
 from __future__ import annotations
 
-from functools import partial
-
-import numba
 import numpy as np
 
 from neaptide_kernels import counter_random
+from neaptide_kernels.compiling import inner, step
 
 from . import (
     BLOCK,
@@ -30,7 +27,6 @@ from . import (
 )
 
 _f32, _u32 = np.float32, np.uint32
-_compiled = partial(numba.njit, nogil=True, error_model="numpy")
 
 _FIRST, _SECOND, _GOLDEN, _THIRD = map(
     _u32, (counter_random.FIRST, counter_random.SECOND, counter_random.GOLDEN, THIRD)
@@ -47,7 +43,7 @@ _UPPER, _LOWER, _SIGN, _MAGNITUDE = map(_u32, (16, 0xFFFF, 31, 0x7FFFFFFF))
 _EXPONENT, _BF16_NAN = _u32(0x7F800000), np.uint16(0x7FC0)
 
 
-@_compiled
+@inner
 def _draw(bits, count, first, second, turned, position):
     """Fill `bits` as `Stream.bits` does. A block does not cross a multiple of 2**32."""
     upper = _u32(_u32(_u32(position >> 32) * _GOLDEN) + second)
@@ -60,7 +56,7 @@ def _draw(bits, count, first, second, turned, position):
         bits[i] = _u32(_u32(mixed ^ _u32(mixed >> _u32(16))) + turned)
 
 
-@_compiled
+@inner
 def _load(values, raw, source, at, count):
     """Load a block of float32, or of bfloat16 as uint16; `raw` is the memory of `values`."""
     if source.itemsize == 2:  # noqa: PLR2004 - bytes
@@ -71,7 +67,7 @@ def _load(values, raw, source, at, count):
             values[i] = source[at + i]
 
 
-@_compiled
+@inner
 def _store(target, at, count, values, raw, bits):
     """Store a block as `stored` does."""
     if target.itemsize == 2:  # noqa: PLR2004 - bytes
@@ -86,7 +82,7 @@ def _store(target, at, count, values, raw, bits):
             target[at + i] = values[i]
 
 
-@_compiled
+@inner
 def _scales(raw, word, least, top):
     """Return the scale of a block and its inverse, as `_scales` of the reference does.
 
@@ -105,7 +101,7 @@ def _scales(raw, word, least, top):
     return largest / top, top / (_INF if largest == _ZERO else largest)
 
 
-@_compiled
+@inner
 def _encode_signed(codes, at, count, values, raw, inverse, bits):
     for i in range(count):
         scaled = _f32(abs(values[i]) * inverse)
@@ -117,7 +113,7 @@ def _encode_signed(codes, at, count, values, raw, inverse, bits):
         codes[at + i] = np.int8(-code if raw[i] >> _SIGN else code)
 
 
-@_compiled
+@inner
 def _encode_unsigned(codes, at, count, values, roots, inverse, bits):
     root = _f32(np.sqrt(inverse))
     for i in range(count):
@@ -134,7 +130,7 @@ def _encode_unsigned(codes, at, count, values, roots, inverse, bits):
         codes[at + i] = np.uint8(np.int32(max(least, code)))
 
 
-@_compiled(cache=True)
+@step
 def adam8bit_step(
     weights, means, squares, mean_scales, square_scales, gradients, first, second, turned, start,
     mean_factor, root_factor, kept, lr, beta1, beta2, eps, begin, end,
@@ -172,7 +168,7 @@ def adam8bit_step(
         _encode_unsigned(squares, at, count, v, roots, inverse, bits)
 
 
-@_compiled(cache=True)
+@step
 def lion8bit_step(
     weights, means, scales, gradients, first, second, turned, start, kept, lr, beta1, beta2,
     begin, end,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide_kernels import host_threads
 from neaptide_kernels.registry import KERNELS, Op, OpSpec, Provider, define
 from neaptide_kernels.support import triton_version
 
@@ -73,7 +74,7 @@ class CodedOp:
                 op=self.name,
                 name="numba",
                 run=partial(on_host.step, self.by_pieces, self.name),
-                supports=on_host.supports,
+                supports=host_threads.supports,
                 priority=5,
             )
         )

@@ -12,9 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide_kernels import adam8bit, lion8bit
+from neaptide_kernels import adam8bit, host_threads, lion8bit
 from neaptide_kernels.registry import KERNELS
-from neaptide_kernels.state_codes import on_host
 
 pytest.importorskip("numba")
 
@@ -120,7 +119,7 @@ def test_it_runs_on_a_cpu_without_being_asked_for(name: str) -> None:
 
 
 def test_without_numba_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_host, "find_spec", lambda _: None)
+    monkeypatch.setattr(host_threads, "find_spec", lambda _: None)
     weight = torch.zeros(3)
     arguments = [weight], [weight], *([each] for each in adam8bit.new_state(weight))
     told = KERNELS.explain("adam8bit_step", (*arguments, torch.tensor(1.0)))

@@ -1,0 +1,77 @@
+"""Run functions compiled by Numba on a CPU, on all threads that torch uses.
+
+A provider of an op has the compiled functions in a file `host.py`, which is imported at first use.
+Such a function updates its arguments in place. Its last two arguments are a range of units, such as
+blocks of elements.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .registry import Query, Support
+
+FEWEST = 1 << 17
+"""Elements that a thread is worth."""
+
+
+def supports(query: Query) -> Support:
+    """Return True if the call is on a CPU and Numba can compile, otherwise a reason."""
+    if query.device != "cpu":
+        return "it runs on a CPU only"
+    if find_spec("numba") is None:
+        return "Numba is not installed: pip install numba"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in {"", "0"}:
+        return "NUMBA_DISABLE_JIT is set: Numba compiles nothing"
+    return True
+
+
+def array(tensor: torch.Tensor) -> Any:
+    """Return the memory of a tensor as an array, that of bfloat16 as uint16."""
+    plain = tensor.detach()
+    return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
+def run(module: str, name: str, units: int, fewest: int, *arguments: Any) -> None:
+    """Run a compiled function of a module on `units` units; a thread gets at least `fewest`."""
+    function = _function(module, name)
+    threads = min(torch.get_num_threads(), max(1, units // fewest))
+    bounds = [units * part // threads for part in range(threads + 1)]
+    others = [
+        _pool(os.getpid()).submit(function, *arguments, *bounds[part : part + 2])
+        for part in range(1, threads)
+    ]
+    function(*arguments, *bounds[:2])
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(_process: int) -> ThreadPoolExecutor:
+    """Return the threads of a process; a process that was forked has none of its parent's."""
+    return ThreadPoolExecutor(os.cpu_count(), "neaptide-host")
+
+
+@cache
+def _function(module: str, name: str) -> Any:
+    """Import a function; say so if Numba will compile it, which takes seconds."""
+    function = getattr(import_module(module), name)
+    folder = function.stats.cache_path
+    if folder is None or not any(Path(folder).glob(f"*.{name}-*.nbi")):
+        often = (
+            "in each process: no folder for its cache can be written" if folder is None else "once"
+        )
+        logging.getLogger("neaptide").warning(
+            "%s is compiled for this CPU, %s: it takes some seconds", name, often
+        )
+    return function

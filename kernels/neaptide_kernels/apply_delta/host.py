@@ -22,22 +22,22 @@ _EXPONENT, _BF16_NAN = _u32(0x7F800000), np.uint16(0x7FC0)
 
 
 @inner
-def _load(values, raw, source, at, count):
+def _load(values, raw, source):
     """Load a block of float32, or of bfloat16 as uint16; `raw` is the memory of `values`."""
     if source.itemsize == 2:  # noqa: PLR2004 - bytes
-        for i in range(count):
-            raw[i] = _u32(_u32(source[at + i]) << _UPPER)
+        for i in range(len(source)):
+            raw[i] = _u32(_u32(source[i]) << _UPPER)
     else:
-        for i in range(count):
-            values[i] = source[at + i]
+        for i in range(len(source)):
+            values[i] = source[i]
 
 
 @inner
-def _store_by_chance(target, at, count, values, raw, first, second, position):
+def _store_by_chance(target, values, raw, first, second, position):
     """Store bfloat16 as `reference.rounded` does. A block does not cross a multiple of 2**32."""
     upper = _u32(_u32(_u32(position >> 32) * _GOLDEN) + second)
     lower = _u32(position & 0xFFFFFFFF)
-    for i in range(count):
+    for i in range(len(target)):
         mixed = _u32(_u32(lower + _u32(i)) ^ first)
         mixed = _u32(_u32(mixed ^ _u32(mixed >> _u32(16))) * _FIRST)
         mixed = _u32(mixed ^ upper)
@@ -47,15 +47,15 @@ def _store_by_chance(target, at, count, values, raw, first, second, position):
         if _u32(raw[i] & _EXPONENT) == _EXPONENT:
             rounded = raw[i]
         half = np.uint16(rounded >> _UPPER)
-        target[at + i] = half if values[i] == values[i] else _BF16_NAN
+        target[i] = half if values[i] == values[i] else _BF16_NAN
 
 
 @inner
-def _store_nearest(target, at, count, values, raw):
-    for i in range(count):
+def _store_nearest(target, values, raw):
+    for i in range(len(target)):
         odd = _u32(_u32(raw[i] >> _UPPER) & _ODD)
         half = np.uint16(_u32(_u32(raw[i] + _BELOW_HALF) + odd) >> _UPPER)
-        target[at + i] = half if values[i] == values[i] else _BF16_NAN
+        target[i] = half if values[i] == values[i] else _BF16_NAN
 
 
 @step
@@ -69,15 +69,16 @@ def add_delta(weights, before, delta, scale, stochastic, first, second, position
     raw, moved_raw = values.view(_u32), moved.view(_u32)
     for block in range(begin, end):
         at = block * BLOCK
-        count = min(BLOCK, len(weights) - at)
-        _load(values, raw, before, at, count)
-        _load(moved, moved_raw, delta, at, count)
-        for i in range(count):
+        # Numba makes wide loops over slices, not over arrays from a place on.
+        target = weights[at : at + BLOCK]
+        _load(values, raw, before[at : at + BLOCK])
+        _load(moved, moved_raw, delta[at : at + BLOCK])
+        for i in range(len(target)):
             values[i] = _f32(values[i] + _f32(moved[i] * scale))
         if weights.itemsize == 4:  # noqa: PLR2004 - bytes
-            for i in range(count):
-                weights[at + i] = values[i]
+            for i in range(len(target)):
+                target[i] = values[i]
         elif stochastic:
-            _store_by_chance(weights, at, count, values, raw, first, second, position + at)
+            _store_by_chance(target, values, raw, first, second, position + at)
         else:
-            _store_nearest(weights, at, count, values, raw)
+            _store_nearest(target, values, raw)

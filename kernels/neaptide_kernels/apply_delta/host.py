@@ -1,7 +1,8 @@
 """Weights plus scaled deltas on a CPU, compiled by Numba: every element is read once.
 
 Each step computes what the op's reference does, in the same order and without fused operations. All
-numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted.
+numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted. Loops
+go over slices of a block: Numba makes no wide loops over arrays from a place on.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ def add_delta(weights, before, delta, scale, stochastic, first, second, position
     raw, moved_raw = values.view(_u32), moved.view(_u32)
     for block in range(begin, end):
         at = block * BLOCK
-        # Numba makes wide loops over slices, not over arrays from a place on.
         target = weights[at : at + BLOCK]
         _load(values, raw, before[at : at + BLOCK])
         _load(moved, moved_raw, delta[at : at + BLOCK])

@@ -1,7 +1,8 @@
 """Updates of weights and 8-bit state on a CPU, compiled by Numba: every element is read once.
 
 Each step computes what the op's reference does, in the same order and without fused operations. All
-numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted.
+numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted. Loops
+go over slices of a block: Numba makes no wide loops over arrays from a place on.
 
 The arguments of a step are, in this order: weights, codes, scales and gradients as flat arrays,
 where bfloat16 comes as uint16; the three numbers of a `Stream`; the position in the stream; the
@@ -57,29 +58,29 @@ def _draw(bits, count, first, second, turned, position):
 
 
 @inner
-def _load(values, raw, source, at, count):
+def _load(values, raw, source):
     """Load a block of float32, or of bfloat16 as uint16; `raw` is the memory of `values`."""
     if source.itemsize == 2:  # noqa: PLR2004 - bytes
-        for i in range(count):
-            raw[i] = _u32(_u32(source[at + i]) << _UPPER)
+        for i in range(len(source)):
+            raw[i] = _u32(_u32(source[i]) << _UPPER)
     else:
-        for i in range(count):
-            values[i] = source[at + i]
+        for i in range(len(source)):
+            values[i] = source[i]
 
 
 @inner
-def _store(target, at, count, values, raw, bits):
+def _store(target, values, raw, bits):
     """Store a block as `stored` does."""
     if target.itemsize == 2:  # noqa: PLR2004 - bytes
-        for i in range(count):
+        for i in range(len(target)):
             rounded = _u32(raw[i] + _u32(_u32(bits[i] * _THIRD) >> _UPPER))
             if _u32(raw[i] & _EXPONENT) == _EXPONENT:
                 rounded = raw[i]
             half = np.uint16(rounded >> _UPPER)
-            target[at + i] = half if values[i] == values[i] else _BF16_NAN
+            target[i] = half if values[i] == values[i] else _BF16_NAN
     else:
-        for i in range(count):
-            target[at + i] = values[i]
+        for i in range(len(target)):
+            target[i] = values[i]
 
 
 @inner
@@ -102,21 +103,21 @@ def _scales(raw, word, least, top):
 
 
 @inner
-def _encode_signed(codes, at, count, values, raw, inverse, bits):
-    for i in range(count):
+def _encode_signed(codes, values, raw, inverse, bits):
+    for i in range(len(codes)):
         scaled = _f32(abs(values[i]) * inverse)
         lower = _f32(_f32(_f32(np.sqrt(scaled) - _HALF) + _TO_INTEGER) - _TO_INTEGER)
         lower = min(_ABOVE_SIGNED, lower)  # NaN, too
         fraction = _f32(_u32(bits[i] >> _UPPER)) * _PART + _MIDDLE
         up = _ONE if fraction * (_TWO * lower + _ONE) < scaled - lower * lower else _ZERO
         code = np.int32(lower + up)
-        codes[at + i] = np.int8(-code if raw[i] >> _SIGN else code)
+        codes[i] = np.int8(-code if raw[i] >> _SIGN else code)
 
 
 @inner
-def _encode_unsigned(codes, at, count, values, roots, inverse, bits):
+def _encode_unsigned(codes, values, roots, inverse, bits):
     root = _f32(np.sqrt(inverse))
-    for i in range(count):
+    for i in range(len(codes)):
         scaled = values[i] * inverse
         lower = _f32(_f32(_f32(np.sqrt(_f32(roots[i] * root)) - _HALF) + _TO_INTEGER) - _TO_INTEGER)
         lower = min(_ABOVE_UNSIGNED, lower)
@@ -127,7 +128,7 @@ def _encode_unsigned(codes, at, count, values, roots, inverse, bits):
         above = above * above
         code = lower + (_ONE if fraction * (above - below) < scaled - below else _ZERO)
         least = _ONE if values[i] > _ZERO else _ZERO
-        codes[at + i] = np.uint8(np.int32(max(least, code)))
+        codes[i] = np.uint8(np.int32(max(least, code)))
 
 
 @step
@@ -147,25 +148,27 @@ def adam8bit_step(
         m[count:] = _ZERO
         v[count:] = _ZERO
         _draw(bits, count, first, second, turned, start + at)
-        _load(g, g_raw, gradients, at, count)
-        _load(w, w_raw, weights, at, count)
+        _load(g, g_raw, gradients[at : at + BLOCK])
+        target = weights[at : at + BLOCK]
+        _load(w, w_raw, target)
+        mean_codes, square_codes = means[at : at + BLOCK], squares[at : at + BLOCK]
         mean_scale, square_scale = mean_scales[block], square_scales[block]
         for i in range(count):
-            code = _f32(means[at + i])
+            code = _f32(mean_codes[i])
             m[i] = (code * abs(code)) * mean_scale * beta1 + g[i] * new1
         for i in range(count):
-            code = _f32(squares[at + i])
+            code = _f32(square_codes[i])
             code = code * code
             v[i] = (code * code) * square_scale * beta2 + (g[i] * g[i]) * new2
         for i in range(count):
             roots[i] = np.sqrt(v[i])
         for i in range(count):
             w[i] = w[i] * kept - (m[i] * mean_factor) / (roots[i] * root_factor + eps) * lr
-        _store(weights, at, count, w, w_raw, bits)
+        _store(target, w, w_raw, bits)
         mean_scales[block], inverse = _scales(m_raw, word, _SIGNED_LEAST, _SIGNED_TOP)
-        _encode_signed(means, at, count, m, m_raw, inverse, bits)
+        _encode_signed(mean_codes, m, m_raw, inverse, bits)
         square_scales[block], inverse = _scales(v_raw, word, _UNSIGNED_LEAST, _UNSIGNED_TOP)
-        _encode_unsigned(squares, at, count, v, roots, inverse, bits)
+        _encode_unsigned(square_codes, v, roots, inverse, bits)
 
 
 @step
@@ -183,16 +186,18 @@ def lion8bit_step(
         count = min(BLOCK, len(weights) - at)
         m[count:] = _ZERO
         _draw(bits, count, first, second, turned, start + at)
-        _load(g, g_raw, gradients, at, count)
-        _load(w, w_raw, weights, at, count)
+        _load(g, g_raw, gradients[at : at + BLOCK])
+        target = weights[at : at + BLOCK]
+        _load(w, w_raw, target)
+        mean_codes = means[at : at + BLOCK]
         scale = scales[block]
         for i in range(count):
-            code = _f32(means[at + i])
+            code = _f32(mean_codes[i])
             mean = (code * abs(code)) * scale
             moved = mean * beta1 + g[i] * new1
             sign = _ONE if moved > _ZERO else (-_ONE if moved < _ZERO else moved)
             w[i] = w[i] * kept - sign * lr
             m[i] = mean * beta2 + g[i] * new2
-        _store(weights, at, count, w, w_raw, bits)
+        _store(target, w, w_raw, bits)
         scales[block], inverse = _scales(m_raw, word, _SIGNED_LEAST, _SIGNED_TOP)
-        _encode_signed(means, at, count, m, m_raw, inverse, bits)
+        _encode_signed(mean_codes, m, m_raw, inverse, bits)

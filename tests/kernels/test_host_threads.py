@@ -1,0 +1,53 @@
+"""Functions compiled by Numba: where nothing is compiled, and where no cache can be written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from neaptide_kernels import apply_delta  # noqa: F401 - defines the op
+from neaptide_kernels.registry import KERNELS
+
+pytest.importorskip("numba")
+
+CALL = """
+import torch
+from neaptide_kernels.apply_delta import apply_delta
+weight = torch.zeros(3)
+apply_delta([weight], [torch.ones(3)], torch.tensor(0.5))
+assert weight.tolist() == [0.5] * 3
+"""
+NO_CACHE = f"""
+from numba.core import caching
+kind = getattr(caching, "CacheImpl", None) or caching._CacheImpl  # by Numba's version
+kind._locator_classes = []
+{CALL}
+"""
+
+
+@pytest.mark.parametrize(("value", "runs"), [("0", "numba"), ("", "numba"), ("1", "reference")])
+def test_where_numba_compiles_nothing_the_reference_runs(
+    monkeypatch: pytest.MonkeyPatch, value: str, runs: str
+) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
+    weight = torch.zeros(3)
+    told = KERNELS.explain("apply_delta", ([weight], [weight], torch.tensor(1.0)))
+    assert told.chosen == runs
+
+
+def test_without_a_folder_for_the_cache_each_process_compiles_and_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", NO_CACHE],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (
+        "add_delta is compiled for this CPU, in each process: no folder for its cache can be "
+        "written: it takes some seconds\n"
+    )

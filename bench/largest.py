@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer
+from neaptide.errors import DoesNotFitError
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def trial(way: str, blocks: int, width: int, limit: int) -> None:
         step = stepping(model)
         for _ in range(STEPS):
             step(torch.ones(TOKENS, width, dtype=dtype))
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+    except (MemoryError, RuntimeError, DoesNotFitError) as error:
+        if type(error) is RuntimeError and "memory" not in str(error):
             raise
         os._exit(NO_MEMORY)  # without the end of the run, which may need memory
     os._exit(0)

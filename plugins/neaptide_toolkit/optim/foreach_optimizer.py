@@ -42,6 +42,9 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     places: Mapping[torch.Tensor, int] | None = None
     """By parameter, its number in the optimizer. It is set where tensors that stand for some of the
     parameters are updated; None: the parameters of `param_groups` are numbered."""
+    placed: bool = False
+    """Whether `update` finds the number of each parameter of its batch in `group["places"]`, for
+    random numbers of its own."""
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, {"rounding": "nearest", "seed": 0} | defaults)
@@ -129,6 +132,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        places = self.places if self.places is not None else self.numbered()
         for group in self.param_groups:
             pairs = [(param, param.grad) for param in group["params"] if param.grad is not None]
             for _, grad in pairs:
@@ -139,7 +143,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                 if STEP in self.state[param]:
                     self.state[param][STEP] += 1
             for batch in self._batches(pairs):
-                self._update(batch, group)
+                self._update(batch, group, places)
         return loss
 
     def numbered(self) -> dict[torch.Tensor, int]:
@@ -148,18 +152,22 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         return {param: place for place, param in enumerate(params)}
 
     def _update(
-        self, batch: Sequence[tuple[torch.Tensor, torch.Tensor]], group: dict[str, Any]
+        self,
+        batch: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        group: dict[str, Any],
+        places: Mapping[torch.Tensor, int],
     ) -> None:
         params, grads = [param for param, _ in batch], [grad for _, grad in batch]
         names = self.state[params[0]]
         state = {name: [self.state[param][name] for param in params] for name in names}
+        if self.placed:
+            group = group | {"places": [places[param] for param in params]}
         if params[0].dtype not in NARROW or group["rounding"] != "stochastic":
             self.update(params, grads, state, group)
             return
         wide_params = widened(params)
         wide = {name: widened(state[name]) for name in self.rounded_state if name in state}
         self.update(wide_params, widened(grads) if wide else grads, state | wide, group)
-        places = self.places if self.places is not None else self.numbered()
         changed = [(params, wide_params), *((state[name], wide[name]) for name in wide)]
         for index, param in enumerate(params):
             step = int(self.state[param][STEP])

@@ -55,7 +55,18 @@ def test_a_streamed_run_is_the_resident_one_bit_for_bit(way: str, schedule: str)
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize(
     "optimizer",
-    ["adamw", "sgd", "adam8bit", "muon", "lion", "lion8bit", "ademamix", "adafactor", "adam-mini"],
+    [
+        "adamw",
+        "sgd",
+        "adam8bit",
+        "muon",
+        "lion",
+        "lion8bit",
+        "ademamix",
+        "adafactor",
+        "adam-mini",
+        "apollo",
+    ],
 )
 def test_each_optimizer_trains_as_with_a_users_own_scheduler(
     optimizer: str, accumulated: int

@@ -14,6 +14,7 @@ from torch import nn
 from neaptide_plugins.adafactor.optimizer import Adafactor
 from neaptide_plugins.adam_mini.optimizer import AdamMini
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
+from neaptide_plugins.apollo.optimizer import Apollo
 from neaptide_plugins.lion.optimizer import Lion
 from neaptide_toolkit.optim.rounding import NARROW, round_into, seed_of
 
@@ -26,6 +27,7 @@ KINDS: dict[str, type[ForeachOptimizer]] = {
     "adafactor": Adafactor,
     "adam-mini": AdamMini,
     "ademamix": AdEMAMix,
+    "apollo": Apollo,
     "lion": Lion,
 }
 UPDATES, LR = 400, 1e-5

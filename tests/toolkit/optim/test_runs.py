@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adafactor": {"lr": 0.05, "options": {"weight_decay": 0.1}},
     "adam-mini": {"lr": 0.01, "options": {"weight_decay": 0.1}},
+    "apollo": {"lr": 0.01, "options": {"weight_decay": 0.1, "update_proj_gap": 3}},
     "ademamix": {"lr": 0.01, "options": {"alpha": 2.0}},
     "lion": {"lr": 0.003, "options": {"weight_decay": 0.1}},
     "muon": {"lr": 0.01, "options": {"ns_dtype": "float32"}},

@@ -185,7 +185,8 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
     twin.__dict__.update(hooks_of_twin(optimizer))
     narrow = any(proxy.dtype in NARROW for proxy in proxies.values())
-    if narrow and isinstance(optimizer, ForeachOptimizer):  # only 16-bit weights are rounded
+    # Without random bits, numbers are not needed: only 16-bit weights are rounded.
+    if isinstance(optimizer, ForeachOptimizer) and (narrow or optimizer.placed):
         places = optimizer.numbered()
         twin.places = {proxies[id(item.parameter)]: places[item.parameter] for item in items}
     with no_hooks_of_all():

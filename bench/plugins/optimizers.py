@@ -27,6 +27,7 @@ from neaptide_plugins.adafactor.optimizer import Adafactor
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
 from neaptide_plugins.adam_mini.optimizer import AdamMini
 from neaptide_plugins.ademamix.optimizer import AdEMAMix
+from neaptide_plugins.apollo.optimizer import Apollo
 from neaptide_plugins.lion.optimizer import Lion
 from neaptide_plugins.lion8bit.optimizer import Lion8bit
 from neaptide_plugins.muon.optimizer import Muon
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 BASE = "AdamW of torch, fused"
 _UNCOUNTED = 2
 _WHOLE, _HALF = torch.float32, torch.bfloat16
+_MINI = partial(Apollo, rank=1, scale_type="tensor", alpha=128**0.5)
 
 WAYS: list[tuple[str, torch.dtype, Callable[..., torch.optim.Optimizer]]] = [
     (BASE, _WHOLE, partial(torch.optim.AdamW, fused=True)),
@@ -46,12 +48,20 @@ WAYS: list[tuple[str, torch.dtype, Callable[..., torch.optim.Optimizer]]] = [
     ("ademamix", _WHOLE, AdEMAMix),
     ("adam-mini", _WHOLE, AdamMini),
     ("lion", _WHOLE, Lion),
+    ("apollo", _WHOLE, Apollo),
+    ("apollo, mini", _WHOLE, _MINI),
     ("adafactor", _WHOLE, Adafactor),
     ("adam8bit", _WHOLE, Adam8bit),
     ("lion8bit", _WHOLE, Lion8bit),
     *(
         (f"{name}, rounding {rounding}", _HALF, partial(kind, rounding=rounding))
-        for name, kind in (("adam-mini", AdamMini), ("lion", Lion), ("adafactor", Adafactor))
+        for name, kind in (
+            ("adam-mini", AdamMini),
+            ("lion", Lion),
+            ("apollo", Apollo),
+            ("apollo, mini", _MINI),
+            ("adafactor", Adafactor),
+        )
         for rounding in ("stochastic", "nearest")
     ),
     ("adam8bit", _HALF, Adam8bit),

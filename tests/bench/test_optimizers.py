@@ -22,6 +22,9 @@ def test_the_bench_counts_bytes_and_compares_times(tmp_path: Path) -> None:
     assert held["lion, rounding stochastic", "bfloat16"] == pytest.approx(4 + count)
     factors = 4 * 2 / 64  # a row and a column for each matrix, in float32
     assert held["adafactor, rounding nearest", "bfloat16"] == pytest.approx(2 + factors + count)
+    moments = 4 * 2 / 4  # two of a quarter of a matrix, and a norm, in float32
+    assert held["apollo", "float32"] == pytest.approx(4 + moments + 2 * count)
+    assert held["apollo, mini", "float32"] == pytest.approx(4 + factors + 2 * count)
     for row in rows.values():
         assert all(time > 0 for time in row["ms"])
         assert 2 == len(row["ms"]) == len(row["x"])

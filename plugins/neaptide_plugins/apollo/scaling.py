@@ -59,10 +59,8 @@ def factors(scaled: torch.Tensor, plain: torch.Tensor, *, by_channel: bool) -> t
         A tensor that multiplies the gradient.
     """
     dim = (1 if tall(plain.shape) else 0) if by_channel else None
-    norms = [
-        torch.linalg.vector_norm(each, dim=dim, keepdim=by_channel) for each in (scaled, plain)
-    ]
-    return norms[0].div_(norms[1].clamp_(min=_TINY))
+    new: torch.Tensor = torch.linalg.vector_norm(scaled, dim=dim, keepdim=by_channel)
+    return new.div_(torch.linalg.vector_norm(plain, dim=dim, keepdim=by_channel).clamp_(min=_TINY))
 
 
 def limited(change: torch.Tensor, norm: torch.Tensor, gamma: float) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from optimizer_runs import STREAMED, config, resumed, trained, trainer_of
+from plans import planned
 from support import same_tensors
 
 from neaptide import ConfigError
 from neaptide.hooks.enabling import configured
+from neaptide_plugins.apollo.groups import parameter_groups
 from neaptide_plugins.apollo.optimizer import Apollo, rank_in
+from neaptide_toolkit.optimizer_state import state_bytes
+from neaptide_toolkit.testing.kinds import deep
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MINI: dict[str, Any] = {
     "rank": 1,
@@ -84,7 +92,7 @@ def test_the_ledger_has_the_bytes_of_the_state(dtype: torch.dtype, options: dict
 @pytest.mark.parametrize("way", STREAMED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_as_mini_it_streams_and_resumes_to_the_bit(
-    way: str, dtype: torch.dtype, tmp_path: Any
+    way: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     settings = named(**MINI) | {"plugins": {"layer-streaming": STREAMED[way]}}
     expected, found = resumed(7, tmp_path / "saved", settings, dtype)
@@ -92,3 +100,19 @@ def test_as_mini_it_streams_and_resumes_to_the_bit(
     exact = {"optimizer-offload": {"strategy": "cpu"}}
     settings = named(**MINI) | {"plugins": settings["plugins"] | exact}
     assert same_tensors(trained(named(**MINI), dtype=dtype), trained(settings, dtype=dtype))
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 1, "scale_type": "tensor"}], ids=str)
+def test_a_plan_has_the_bytes_of_the_state(options: dict[str, Any], tmp_path: Path) -> None:
+    words = [f"optimizer.options.{name}={value}" for name, value in options.items()]
+    given = [word for each in ("optimizer.name=apollo", *words) for word in ("--set", each)]
+    done = planned(tmp_path, *given, "--json", width=256)
+    found = json.loads(done.stdout)["tiers"]["RAM"]["kinds"]["optimizer state"]
+
+    module = deep(layers=2, width=256).module
+    optimizer = Apollo(parameter_groups(module, ()), **options)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert found == pytest.approx(sum(state_bytes(optimizer).values()), rel=0.01)

@@ -90,3 +90,40 @@ def test_a_group_that_does_not_fit_is_not_added() -> None:
     with pytest.raises(ValueError, match=r"parameter 0 of group 1, torch.complex64 \[2\], has no"):
         optimizer.add_param_group({"params": parameters(2, dtype=torch.complex64)})
     assert 1 == len(optimizer.param_groups)
+
+
+class Placed(Counted):
+    """Keeps the numbers of the parameters that it is given; has a state by group."""
+
+    placed = True
+
+    def state_in(self, group: Mapping[str, Any], param: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.new_state(param) | {"more": param.new_zeros(group["more"])}
+
+    def update(
+        self,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        state: Mapping[str, list[torch.Tensor]],
+        group: dict[str, Any],
+    ) -> None:
+        assert [group["more"]] * len(params) == [more.numel() for more in state["more"]]
+        self.numbers = [*getattr(self, "numbers", []), *group["places"]]
+        super().update(params, grads, state, group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_update_may_get_numbers_and_a_state_by_group(dtype: torch.dtype) -> None:
+    first, second, third = parameters(2, 3, 4, dtype=dtype)
+    second.grad = None
+    groups = [{"params": [first, second], "more": 1}, {"params": [third], "more": 5}]
+    optimizer = Placed(groups)
+    for group in optimizer.param_groups:
+        group["rounding"] = "stochastic"
+    optimizer.step()
+    assert [0, 2] == optimizer.numbers
+    assert all("places" not in group for group in optimizer.param_groups)
+
+    again = Placed(groups)
+    again.load_state_dict(optimizer.state_dict())
+    assert (5,) == again.state[third]["more"].shape

@@ -17,6 +17,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ from neaptide.errors import DoesNotFitError
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+Stepping = Callable[[torch.Tensor], Any]
 
 STEPS, TOKENS = 3, 64
 NO_MEMORY = 3
@@ -53,11 +56,13 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).float().square().mean()
 
 
-def streamed(optimizer: str, **more: str) -> Callable[[nn.Module], Callable[[torch.Tensor], Any]]:
-    """Return what makes the step of a run that updates in the backward pass."""
+IN_BACKWARD = {"update": "in_backward", "clip": "none"}
 
-    def stepping(model: nn.Module) -> Callable[[torch.Tensor], Any]:
-        streaming = {"update": "in_backward", "clip": "none", **more}
+
+def streamed(optimizer: str, **streaming: str) -> Callable[[nn.Module], Stepping]:
+    """Return what makes the step of a run with layer-streaming."""
+
+    def stepping(model: nn.Module) -> Stepping:
         config = {
             "optimizer": {"name": optimizer, "lr": 1e-3},
             "plugins": {"layer-streaming": streaming},
@@ -69,7 +74,7 @@ def streamed(optimizer: str, **more: str) -> Callable[[nn.Module], Callable[[tor
     return stepping
 
 
-def by_hand(model: nn.Module) -> Callable[[torch.Tensor], Any]:
+def by_hand(model: nn.Module) -> Stepping:
     """Return the step of a loop with torch's hooks: an AdamW for each weight, in the backward."""
 
     def update(weight: torch.Tensor) -> None:
@@ -88,17 +93,19 @@ def by_hand(model: nn.Module) -> Callable[[torch.Tensor], Any]:
     return step
 
 
-WAYS: dict[str, tuple[torch.dtype, float, Callable[[nn.Module], Callable[[torch.Tensor], Any]]]] = {
+WAYS: dict[str, tuple[torch.dtype, float, Callable[[nn.Module], Stepping]]] = {
     "by hand, float32": (torch.float32, 12, by_hand),
-    "AdamW, float32": (torch.float32, 12, streamed("adamw")),
-    "AdamW, split masters": (torch.bfloat16, 12, streamed("adamw", master="split")),
-    "adam-mini, float32": (torch.float32, 8, streamed("adam-mini")),
-    "muon, bfloat16": (torch.bfloat16, 4, streamed("muon")),
-    "adam8bit, bfloat16": (torch.bfloat16, 4.03, streamed("adam8bit")),
-    "lion, bfloat16": (torch.bfloat16, 4, streamed("lion")),
-    "adafactor, bfloat16": (torch.bfloat16, 2.01, streamed("adafactor")),
+    "AdamW, float32": (torch.float32, 12, streamed("adamw", **IN_BACKWARD)),
+    "AdamW, split masters": (torch.bfloat16, 12, streamed("adamw", master="split", **IN_BACKWARD)),
+    "adam-mini, float32": (torch.float32, 8, streamed("adam-mini", **IN_BACKWARD)),
+    "adam8bit, bfloat16": (torch.bfloat16, 6.03, streamed("adam8bit", optimizer_on="cpu")),
+    "muon, bfloat16": (torch.bfloat16, 4, streamed("muon", **IN_BACKWARD)),
+    "lion, bfloat16": (torch.bfloat16, 4, streamed("lion", **IN_BACKWARD)),
+    "adafactor, bfloat16": (torch.bfloat16, 2.01, streamed("adafactor", **IN_BACKWARD)),
 }
-"""By name: the dtype of the weights, bytes of weight and state, and what makes a step."""
+"""By name: the dtype of the weights, the bytes that are stated for a parameter, and what makes a
+step. Stated are weight and state, and of adam8bit, which does not update in the backward, also the
+gradient."""
 
 
 def trial(way: str, blocks: int, width: int, limit: int) -> None:

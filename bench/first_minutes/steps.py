@@ -137,7 +137,7 @@ STEPS = (
     _other("memory_guide", "--size", "toy"),
     _other("overhead", "--rounds", "2", "--steps", "3"),
     _other("plugins/optimizers", "--matrices", "1", "--side", "16", "--rounds", "1"),
-    _other("gradient_norm", "--pairs", "2", "--models", "1", real=("--pairs", "50")),
+    _other("runs/gradient_norm", "--pairs", "2", "--models", "1", real=("--pairs", "50")),
     _other("plugins/plugin_cost", "--rounds", "2"),
     _other("plugins/by_hand", "--rounds", "2"),
     _other("predict_cost", "--updates", "20", "--block", "10", real=("--updates", "400")),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def test_the_bench_writes_what_a_norm_adds(tmp_path: Path) -> None:
     small = ("--pairs", "3", "--models", "2", "--jump", "100000")
-    written, _, _ = measured("gradient_norm.py", tmp_path, *small)
+    written, _, _ = measured("runs/gradient_norm.py", tmp_path, *small)
     rows = written["rows"]
     assert ["three layers", "GPT, batch 4 x 32"] == [row["model"] for row in rows]
     for row in rows:

@@ -54,7 +54,7 @@ class MuonOptions:
         default=True, help="Nesterov momentum: apply the gradient to the momentum once more"
     )
     ns_steps: int = field(
-        3, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
+        4, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
     )
     polynomial: Literal["polar-express", "jordan"] = field(
         "polar-express",

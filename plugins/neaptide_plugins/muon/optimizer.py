@@ -71,7 +71,7 @@ class Muon(ForeachOptimizer):
         kind: str = "muon",
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 3,
+        ns_steps: int = 4,
         polynomial: str = "polar-express",
         ns_dtype: str = "auto",
         scale: str = "match_rms_adamw",

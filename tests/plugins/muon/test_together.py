@@ -18,7 +18,7 @@ from neaptide_plugins.muon.together import orthogonalised_together
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-STEPS = coefficients("polar-express", 3)
+STEPS = coefficients("polar-express", 4)
 
 
 def drawn(count: int, rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -97,8 +97,8 @@ class Placed(Counted):
 
     placed = True
 
-    def state_in(self, group: Mapping[str, Any], param: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.new_state(param) | {"more": param.new_zeros(group["more"])}
+    def new_state(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        return super().new_state(param, group) | {"more": param.new_zeros(group["more"])}
 
     def update(
         self,

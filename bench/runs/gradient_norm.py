@@ -1,6 +1,6 @@
 """Measure what the gradient norm adds to an update, and what of this a run pays by default.
 
-    python bench/gradient_norm.py [--json PATH] [--pairs N] [--device cuda]
+    python bench/runs/gradient_norm.py [--json PATH] [--pairs N] [--device cuda]
 
 One trainer trains each model. Two updates make a pair: the norm of one of them is measured, in an
 order that is random. A figure is the median over the pairs of (time with - time without) / median

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+import warm
 from pages import ROOT, blocks
 
 if TYPE_CHECKING:
@@ -16,17 +15,11 @@ PAGE = ROOT / "docs" / "own-task.md"
 TASK, CONFIG = (block.text for block in blocks(PAGE) if block.language in {"python", "toml"})
 
 
-def run(folder: Path, task: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, task: str) -> warm.Done:
     (folder / "task.py").write_text(task, encoding="utf-8")
     (folder / "own.toml").write_text(CONFIG, encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "-m", "neaptide", "run", "own.toml", "--set", "train.steps=30"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["-m", "neaptide", "run", "own.toml", "--set", "train.steps=30"]
+    return warm.run(words, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_the_task_trains(tmp_path: Path) -> None:

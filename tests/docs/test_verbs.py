@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import warm
 from contributed import found_from
 from pages import ROOT, Block, blocks, text_of
 from support import environment
@@ -44,9 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     arguments = {"max_steps": 5, "max_grad_norm": 1.0}
     (folder / "training_args.json").write_text(json.dumps(arguments), encoding="utf-8")
-    command = [sys.executable, "-m", "neaptide", "run", "--preset", "tiny-cpu", "--quiet"]
+    command = ["-m", "neaptide", "run", "--preset", "tiny-cpu", "--quiet"]
     steps = ("--set", "train.steps=4", "--set", "run.checkpoint_every=2")
-    done = subprocess.run([*command, *steps], cwd=folder, capture_output=True, check=False)
+    done = warm.run([*command, *steps], cwd=folder)
     assert 0 == done.returncode, done.stderr
     return folder
 
@@ -54,12 +53,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_command_works(folder: Path, tmp_path: Path, line: str) -> None:
     paths = found_from(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", *line.split()],
-        cwd=folder,
-        env=environment(*paths),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm.run(["-m", *line.split()], cwd=folder, env=environment(*paths))
     assert 0 == done.returncode, done.stderr

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import pytest
+import warm
 
 from neaptide.cli import main
 
@@ -197,12 +198,12 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
 
 
 @pytest.fixture
-def command(start: Start) -> Any:
+def command(folder: Path, environment: dict[str, str]) -> Any:
     """Return the command line, run in a process of its own to its end."""
 
     def run(*arguments: object, **env: str) -> Done:
-        process = start(*arguments, **env)
-        out, err = process.communicate(timeout=120)
-        return Done(process.returncode, out, err)
+        words = ["-m", "neaptide", *map(str, arguments)]
+        done = warm.run(words, cwd=folder, env={**environment, **env})
+        return Done(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
+
+import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,7 @@ device = "cpu"
 
 def neaptide(folder: Path, *words: str) -> Any:
     """Run a command in a folder."""
-    command = [sys.executable, "-m", "neaptide", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    return warm.run(["-m", "neaptide", *words], cwd=folder)
 
 
 def planned(folder: Path, *arguments: str, layers: int = 2, width: int = 64) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import warm
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
@@ -65,9 +64,9 @@ def test_the_command_line_trains_and_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     given = {"version": 1, **config(epochs=2), "run": {"dir": str(tmp_path / "run")}}
     file.write_text(json.dumps(given), encoding="utf-8")
-    command = [sys.executable, "-m", "neaptide", "run", str(file)]
+    command = ["-m", "neaptide", "run", str(file)]
     for more in ([], ["--resume", "auto"]):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
+        done = warm.run([*command, *more])
         assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == 2 * BATCHES

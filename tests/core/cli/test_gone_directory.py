@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import warm
 from command_line import TASK
 
 from neaptide.cli import main
@@ -50,14 +49,8 @@ def test_a_directory_that_is_deleted_meanwhile_is_one_line(
     (folder / "tiny_task.py").write_text(VANISHING, encoding="utf-8")
     sets = ("--set=model.name=tiny_task:vanishing", f"--set=model.options.at={at}")
     more = ("--seeds=7", "--baseline=as-is", "--jobs=1") if verb == "compare" else ()
-    done = subprocess.run(
-        [sys.executable, "-m", "neaptide", verb, "tiny.toml", *sets, *more],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["-m", "neaptide", verb, "tiny.toml", *sets, *more]
+    done = warm.run(words, cwd=folder, env=environment)
     assert 1 == done.returncode, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

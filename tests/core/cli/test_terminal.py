@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
-import subprocess
-import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import tomlkit
+import warm
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,23 +83,22 @@ def noted():
 def on_a_terminal(folder: Path, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
     """Return a command's exit code, and all that it writes on a terminal without colours."""
     leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "neaptide", *arguments],
-        cwd=folder,
-        env={**environment, "TERM": "dumb", "NO_COLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=follower,
-        stderr=follower,
-    )
+    text = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # what a terminal answers once nobody writes to it
+            while True:
+                text.extend(os.read(leader, 4096))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    words = ["-m", "neaptide", *arguments]
+    env = {**environment, "TERM": "dumb", "NO_COLOR": "1"}
+    code = warm.run_into(follower, follower, words, cwd=folder, env=env, timeout=60)
     os.close(follower)
-    text = b""
-    while True:
-        try:
-            text += os.read(leader, 4096)
-        except OSError:  # what a terminal answers once nobody writes to it
-            break
+    reading.join()
     os.close(leader)
-    return process.wait(timeout=60), text.decode().replace("\r\n", "\n")  # the terminal's own
+    return code, text.decode().replace("\r\n", "\n")  # the terminal's own
 
 
 @pytest.mark.parametrize(

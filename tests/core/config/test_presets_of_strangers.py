@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import warm
 from distributions import install
 from support import environment
 
@@ -60,13 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def neaptide(site: Path, *arguments: str) -> Any:
     """Run the command line with the site's distributions installed."""
-    return subprocess.run(
-        [sys.executable, "-m", "neaptide", *arguments],
-        env=environment(site),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm.run(["-m", "neaptide", *arguments], env=environment(site))
 
 
 PROBLEMS = {

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import warm
 from distributions import install
 from support import environment
 
@@ -88,14 +87,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def neaptide(site: Path, *arguments: str) -> tuple[int, str, str]:
     """Run the command line with `site` on the path; return its code and what it wrote."""
-    done = subprocess.run(
-        [sys.executable, "-m", "neaptide", *arguments],
-        env=environment(site),
-        cwd=site,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm.run(["-m", "neaptide", *arguments], cwd=site, env=environment(site))
     return done.returncode, done.stdout, done.stderr
 
 

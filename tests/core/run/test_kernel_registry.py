@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import warm
 from distributions import install
 from support import environment
 
@@ -52,13 +51,7 @@ metadata.Distribution.entry_points = property(lambda self: metadata.EntryPoints(
 
 def lines(site: Path, code: str = "") -> list[str]:
     """Return what a run without kernels and one with them print."""
-    done = subprocess.run(
-        [sys.executable, "-c", code + RUN],
-        env=environment(site),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm.run(["-c", code + RUN], env=environment(site))
     assert 0 == done.returncode, done.stderr
     return done.stdout.splitlines()
 

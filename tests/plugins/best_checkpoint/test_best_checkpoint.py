@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+import warm
 from support import environment, plugin_with, stranger, tiny_trainer
 
 from neaptide import ConfigError, hookimpl
@@ -298,13 +297,8 @@ patience = 3
 
 def test_the_command_line_ends_with_zero_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "still.toml").write_text(STILL, encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, "-m", "neaptide", "run", "still.toml", "--quiet"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = ["-m", "neaptide", "run", "still.toml", "--quiet"]
+    ended = warm.run(words, cwd=tmp_path, env=environment())
+    assert 0 == ended.returncode, ended.stderr
     assert "updates            20\n" in ended.stdout
     assert "ended early, after update 20: no better val_loss in 3 evaluations" in ended.stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from chats_and_texts import chats, save_model, save_tokenizer, write_chats
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+import warm
 
 SFT = """\
 version = 1
@@ -39,23 +38,9 @@ STATE = [
 
 
 def run(folder: Path, directory: str, *more: str) -> str:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "neaptide",
-            "run",
-            "sft.toml",
-            "--set",
-            f"run.dir={directory}",
-            *more,
-        ],
-        cwd=folder,
-        env=environment(NEAPTIDE_CACHE_DIR=str(folder / "cache")),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["-m", "neaptide", "run", "sft.toml", "--set", f"run.dir={directory}", *more]
+    env = environment(NEAPTIDE_CACHE_DIR=str(folder / "cache"))
+    done = warm.run(words, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,11 +78,3 @@ def test_what_is_written_passes_the_check_and_fits(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert refused.stderr == "error: fits.toml exists already; name another file\n"
     assert (tmp_path / "fits.toml").read_text() == kept
-
-
-def test_nothing_is_written_if_nothing_fits(tmp_path: Path) -> None:
-    done = planned(tmp_path, "--device", "0.1", "--ram", "0.1", "--json", "--write", "fits.toml")
-    assert done.returncode == 3
-    assert json.loads(done.stdout)["changes"] == []
-    assert done.stderr.startswith("note: fits.toml is not written")
-    assert not (tmp_path / "fits.toml").exists()

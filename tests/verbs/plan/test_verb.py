@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from plans import CONFIG, KINDS, neaptide, planned
@@ -36,8 +36,16 @@ def test_what_does_not_fit_ends_with_3_and_says_what_is_short(tmp_path: Path) ->
     assert done.stderr == ""
 
 
-def test_json_has_the_bytes_of_each_tier(tmp_path: Path) -> None:
-    done = planned(tmp_path, "--device", "h200", "--ram", "0.01", "--json")
+@pytest.fixture(scope="module")
+def nothing_fits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Return how a search that finds nothing ended, and its folder: it tries many plans."""
+    folder = tmp_path_factory.mktemp("nothing")
+    machine = ("--device", "h200", "--ram", "0.01")
+    return planned(folder, *machine, "--json", "--write", "fits.toml"), folder
+
+
+def test_json_has_the_bytes_of_each_tier(nothing_fits: tuple[Any, Path]) -> None:
+    done, _ = nothing_fits
     plan = json.loads(done.stdout)
     assert (done.returncode, plan["fits"]) == (3, False)
     assert plan["verdict"].startswith("does not fit: RAM needs")
@@ -46,6 +54,14 @@ def test_json_has_the_bytes_of_each_tier(tmp_path: Path) -> None:
     assert plan["peak_bytes"]["device"] == sum(device["kinds"].values())
     assert plan["seconds_per_step"] > 0
     assert plan["bound_by"] in plan["busy"]
+
+
+def test_nothing_is_written_if_nothing_fits(nothing_fits: tuple[Any, Path]) -> None:
+    done, folder = nothing_fits
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["changes"] == []
+    assert done.stderr.startswith("note: fits.toml is not written")
+    assert not (folder / "fits.toml").exists()
 
 
 def test_a_model_larger_than_the_memory_is_planned_in_little(tmp_path: Path) -> None:

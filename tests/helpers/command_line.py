@@ -199,7 +199,7 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
 
 @pytest.fixture
 def command(folder: Path, environment: dict[str, str]) -> Any:
-    """Return the command line, run in a process of its own to its end."""
+    """Return the command line, run to its end in a process of its own that has torch already."""
 
     def run(*arguments: object, **env: str) -> Done:
         words = ["-m", "neaptide", *map(str, arguments)]

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from command_line import Done
 
 from neaptide.hooks.registry import installed_plugins
 
@@ -88,6 +89,18 @@ def install(site: Path, name: str, entries: dict[str, str], needs: tuple[str, ..
     (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
     rows = "".join(f"{plugin} = {target}\n" for plugin, target in entries.items())
     (info / "entry_points.txt").write_text(f"[neaptide.plugins]\n{rows}", encoding="utf-8")
+
+
+@pytest.fixture
+def command(start: Any) -> Any:
+    """Return the command line in processes from nothing: what it imports is what it examines."""
+
+    def run(*arguments: object, **env: str) -> Done:
+        process = start(*arguments, **env)
+        out, err = process.communicate(timeout=120)
+        return Done(process.returncode, out, err)
+
+    return run
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
     python bench/largest.py [--gib G] [--ways NAMES] [--width N] [--json PATH]
 
-A model is a number of blocks `x + down(relu(up(x)))`; `up` has `width` rows of inputs and four
-times as many of outputs. Each trial trains three steps in a process of its own, whose data (the
-`VmData` of Linux: heap and private writable pages) may not exceed the limit (`RLIMIT_DATA`). The
-number of blocks is bisected. A process that has imported torch and made a step of AdamW on one
-number has data, too: the table has bytes of a parameter without them, and of the whole limit.
+A run builds the model that its config names, as `neaptide run` does: a number of blocks
+`x + down(relu(up(x)))`; `up` has `width` rows of inputs and four times as many of outputs. Each
+trial trains five steps in a process of its own, whose data (the `VmData` of Linux: heap and private
+writable pages) may not exceed the limit (`RLIMIT_DATA`). The number of blocks is bisected. A
+process that has imported torch and made a step of AdamW on one number has data, too: the table has
+bytes of a parameter without them, and of the whole limit.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from neaptide import HybridTrainer
+from neaptide import HybridTrainer, Task
 from neaptide.errors import DoesNotFitError
+from neaptide.hooks.enabling import configured
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 Stepping = Callable[[torch.Tensor], Any]
 
-STEPS, TOKENS = 3, 64
+STEPS, TOKENS = 5, 64
 NO_MEMORY = 3
 """Exit status of a trial that had too little memory."""
 
@@ -51,6 +53,12 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
+def decoder(blocks: int, width: int, dtype: str) -> Task:
+    """Return the model of a run."""
+    model = nn.Sequential(*(Block(width, getattr(torch, dtype)) for _ in range(blocks)))
+    return Task(model, loss_of)
+
+
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Return the mean square of the outputs."""
     return model(batch).float().square().mean()
@@ -59,23 +67,27 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 IN_BACKWARD = {"update": "in_backward", "clip": "none"}
 
 
-def streamed(optimizer: str, **streaming: str) -> Callable[[nn.Module], Stepping]:
+def streamed(optimizer: str, **streaming: str) -> Callable[[dict[str, Any]], Stepping]:
     """Return what makes the step of a run with layer-streaming."""
 
-    def stepping(model: nn.Module) -> Stepping:
+    def stepping(model: dict[str, Any]) -> Stepping:
         config = {
+            "model": {"name": "largest:decoder", "options": model},
             "optimizer": {"name": optimizer, "lr": 1e-3},
+            "train": {"device": "cpu"},
             "plugins": {"layer-streaming": streaming},
         }
-        trainer = HybridTrainer(model, loss_fn=loss_of, config=config)
+        given, _ = configured(config, ())
+        trainer = HybridTrainer.from_config(given)
         trainer.__enter__()
         return trainer.step
 
     return stepping
 
 
-def by_hand(model: nn.Module) -> Stepping:
+def by_hand(options: dict[str, Any]) -> Stepping:
     """Return the step of a loop with torch's hooks: an AdamW for each weight, in the backward."""
+    model = decoder(**options).module
 
     def update(weight: torch.Tensor) -> None:
         optimizers[weight].step()
@@ -93,15 +105,15 @@ def by_hand(model: nn.Module) -> Stepping:
     return step
 
 
-WAYS: dict[str, tuple[torch.dtype, float, Callable[[nn.Module], Stepping]]] = {
-    "by hand, float32": (torch.float32, 12, by_hand),
-    "AdamW, float32": (torch.float32, 12, streamed("adamw", **IN_BACKWARD)),
-    "AdamW, split masters": (torch.bfloat16, 12, streamed("adamw", master="split", **IN_BACKWARD)),
-    "adam-mini, float32": (torch.float32, 8, streamed("adam-mini", **IN_BACKWARD)),
-    "adam8bit, bfloat16": (torch.bfloat16, 6.03, streamed("adam8bit", optimizer_on="cpu")),
-    "muon, bfloat16": (torch.bfloat16, 4, streamed("muon", **IN_BACKWARD)),
-    "lion, bfloat16": (torch.bfloat16, 4, streamed("lion", **IN_BACKWARD)),
-    "adafactor, bfloat16": (torch.bfloat16, 2.01, streamed("adafactor", **IN_BACKWARD)),
+WAYS: dict[str, tuple[str, float, Callable[[dict[str, Any]], Stepping]]] = {
+    "by hand, float32": ("float32", 12, by_hand),
+    "AdamW, float32": ("float32", 12, streamed("adamw", **IN_BACKWARD)),
+    "AdamW, split masters": ("bfloat16", 12, streamed("adamw", master="split", **IN_BACKWARD)),
+    "adam-mini, float32": ("float32", 8, streamed("adam-mini", **IN_BACKWARD)),
+    "adam8bit, bfloat16": ("bfloat16", 6.03, streamed("adam8bit", optimizer_on="cpu")),
+    "muon, bfloat16": ("bfloat16", 4, streamed("muon", **IN_BACKWARD)),
+    "lion, bfloat16": ("bfloat16", 4, streamed("lion", **IN_BACKWARD)),
+    "adafactor, bfloat16": ("bfloat16", 2.01, streamed("adafactor", **IN_BACKWARD)),
 }
 """By name: the dtype of the weights, the bytes that are stated for a parameter, and what makes a
 step. Stated are weight and state, and of adam8bit, which does not update in the backward, also the
@@ -113,10 +125,9 @@ def trial(way: str, blocks: int, width: int, limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     dtype, _, stepping = WAYS[way]
     try:
-        model = nn.Sequential(*(Block(width, dtype) for _ in range(blocks)))
-        step = stepping(model)
+        step = stepping({"blocks": blocks, "width": width, "dtype": dtype})
         for _ in range(STEPS):
-            step(torch.ones(TOKENS, width, dtype=dtype))
+            step(torch.ones(TOKENS, width, dtype=getattr(torch, dtype)))
     except (MemoryError, RuntimeError, DoesNotFitError) as error:
         if type(error) is RuntimeError and "memory" not in str(error):
             raise

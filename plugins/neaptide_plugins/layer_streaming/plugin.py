@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ROLLBACK, Plugin, hookimpl
+from neaptide_toolkit.machine.heap import give_back_large, keep_large
 
 from .accounting import account, explained
 from .assembly import NAME, build, decided
@@ -53,7 +54,12 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     _store: StreamedStore | None = attrs.field(init=False, default=None)
     _held: list[torch.Tensor] = attrs.field(init=False, factory=list)
     _measured: bool = attrs.field(init=False, default=False)
+    _steps: int = attrs.field(init=False, default=0)
     _taken: Callable[[], AbstractContextManager[None]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Keep the heap whole until the first updates have made what stays."""
+        give_back_large()
 
     @hookimpl
     def provide_parameters(
@@ -90,6 +96,9 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     @hookimpl
     def after_step(self, step: int) -> None:
         """With `resident = "auto"`, keep as many blocks on the device as fit in the free memory."""
+        self._steps += 1
+        if self._steps == _SETTLED:
+            keep_large()
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True
@@ -104,6 +113,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     @hookimpl
     def on_run_end(self) -> None:
         """Restore the blocks' forwards; the weights stay on the host."""
+        keep_large()
         if self._store is not None:
             self._store.streaming.close()
 

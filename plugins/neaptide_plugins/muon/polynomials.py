@@ -1,7 +1,7 @@
 """Coefficients of the Newton-Schulz steps: those of Polar Express, or those of Jordan's Muon.
 
 A step replaces each singular value x by `a x + b x^3 + c x^5`. Polar Express (Amsel et al., 2025,
-https://arxiv.org/abs/2505.16932, theorem 3.1) gives each step the polynomial that comes nearest to
+https://arxiv.org/abs/2505.16932, section 4) gives each step the polynomial that comes nearest to
 1 on the interval in which the step before leaves the singular values.
 """
 

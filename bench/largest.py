@@ -110,14 +110,13 @@ WAYS: dict[str, tuple[str, float, Callable[[dict[str, Any]], Stepping]]] = {
     "AdamW, float32": ("float32", 12, streamed("adamw", **IN_BACKWARD)),
     "AdamW, split masters": ("bfloat16", 12, streamed("adamw", master="split", **IN_BACKWARD)),
     "adam-mini, float32": ("float32", 8, streamed("adam-mini", **IN_BACKWARD)),
-    "adam8bit, bfloat16": ("bfloat16", 6.03, streamed("adam8bit", optimizer_on="cpu")),
+    "adam8bit, bfloat16": ("bfloat16", 4.03, streamed("adam8bit", **IN_BACKWARD)),
+    "lion8bit, bfloat16": ("bfloat16", 3.02, streamed("lion8bit", **IN_BACKWARD)),
     "muon, bfloat16": ("bfloat16", 4, streamed("muon", **IN_BACKWARD)),
     "lion, bfloat16": ("bfloat16", 4, streamed("lion", **IN_BACKWARD)),
     "adafactor, bfloat16": ("bfloat16", 2.01, streamed("adafactor", **IN_BACKWARD)),
 }
-"""By name: the dtype of the weights, the bytes that are stated for a parameter, and what makes a
-step. Stated are weight and state, and of adam8bit, which does not update in the backward, also the
-gradient."""
+"""By name: the dtype of the weights, bytes of weight and state, and what makes a step."""
 
 
 def trial(way: str, blocks: int, width: int, limit: int) -> None:

@@ -115,11 +115,11 @@ def test_where_a_plugin_keeps_it(way: str, dtype: torch.dtype) -> None:
     assert_foreseen(*ledgers(model, torch.optim.AdamW(trained), WAYS[way]))
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adam-mini", "ademamix", "apollo", "lion"])
+@pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("way", [way for way in WAYS if way.startswith("streaming")])
 def test_where_streaming_keeps_that_of_ours(way: str, name: str) -> None:
     # Wide, because each state tensor has a multiple of 256 bytes in a buffer.
-    before, after = ledgers(net(width=128), None, WAYS[way] | {name: {}}, name)
+    before, after = ledgers(net(width=256), None, WAYS[way] | {name: {}}, name)
     assert_foreseen(before, after)
 
 

@@ -10,10 +10,7 @@ import torch
 from .lists import WEIGHTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-_APART = 1 << 40
-"""Difference of the seeds of two op calls in a step. So two tensors never share random bits."""
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class CodedOptimizer(torch.optim.Optimizer, ABC):
@@ -22,8 +19,9 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
     The parameters of one call have equal dtypes and the same device. As in torch's optimizers,
     changes to `param_groups` have an effect. `lr` may be a number or a 0-dim tensor. A CUDA graph
     reads the value of this tensor at each replay. Weights are float32, or bfloat16 with stochastic
-    rounding. Gradients are float32 or bfloat16, and dense. A run that resumes from `state_dict`
-    continues bit for bit.
+    rounding. Gradients are float32 or bfloat16, and dense. The random bits depend only on `seed`,
+    on the parameter's number in the optimizer and on its step count; so a resumed run, and one that
+    updates some of the parameters at a time, has the same bits.
 
     Raises:
         ValueError: a parameter or a gradient has another dtype or layout.
@@ -31,6 +29,9 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
     state_names: tuple[str, ...]
     """Names of the state tensors in the order of the op's arguments; the last is the step count."""
+    places: Mapping[torch.Tensor, int] | None = None
+    """By parameter, its number in the optimizer. It is set where tensors that stand for some of the
+    parameters are updated; None: the parameters of `param_groups` are numbered."""
 
     @abstractmethod
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -70,14 +71,16 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        calls = 0
+        places = self.numbered() if self.places is None else self.places
         for group in self.param_groups:
             for params in _alike(group["params"]):
-                seed = (group["seed"] + calls * _APART) % (1 << 63)
-                for device in dict.fromkeys(param.device for param in params):
-                    self._step(params, device, group, seed)
-                calls += 1
+                self._step(params, places, group)
         return loss
+
+    def numbered(self) -> dict[torch.Tensor, int]:
+        """Return the number of each parameter in the optimizer."""
+        params = (param for group in self.param_groups for param in group["params"])
+        return {param: place for place, param in enumerate(params)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state and keep the dtypes of the state.
@@ -103,20 +106,22 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
                 self.state[param][name] = value.to(param.device, copy=True)
 
     def _step(
-        self, params: list[torch.Tensor], device: torch.device, group: dict[str, Any], seed: int
+        self,
+        params: Sequence[torch.Tensor],
+        places: Mapping[torch.Tensor, int],
+        group: dict[str, Any],
     ) -> None:
-        """Update the parameters on `device`.
+        """Update parameters with equal dtypes and one device.
 
-        Empty tensors stand for the others, because random bits depend on places in the list: so
-        the bits of a run in which some weights are on the host are those of a run on the device.
+        An empty row stands for each other parameter, because the op takes random bits by places in
+        its lists.
         """
-        rows = [
-            self._row(param) if param.device == device else self._empty_row(param, device)
-            for param in params
-        ]
+        rows = [self._empty_row(params[0])] * (1 + max(places[param] for param in params))
+        for param in params:
+            rows[places[param]] = self._row(param)
         lists = [list(column) for column in zip(*rows, strict=True)]
-        torch._foreach_add_(lists[-1], 1.0)
-        self.update(lists, _rate(group["lr"], device), group, seed)
+        torch._foreach_add_([self.state[param][self.state_names[-1]] for param in params], 1.0)
+        self.update(lists, _rate(group["lr"], params[0].device), group, group["seed"])
 
     def _row(self, param: torch.Tensor) -> list[Any]:
         if not self.state[param]:
@@ -125,14 +130,14 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         state = self.state[param]
         return [param, param.grad, *(state[name] for name in self.state_names)]
 
-    def _empty_row(self, param: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    def _empty_row(self, param: torch.Tensor) -> list[torch.Tensor]:
         given: tuple[Any, ...] = (param, param.grad)
-        weight, gradient = (tensor.new_empty(0, device=device) for tensor in given)
+        weight, gradient = (tensor.new_empty(0) for tensor in given)
         return [weight, gradient, *self.new_state(weight)]
 
     def _check_state(self, number: int, saved: dict[str, Any], param: torch.Tensor) -> None:
         name = type(self).__name__
-        if set(saved) != set(self.state_names):
+        if not set(self.state_names) <= set(saved):
             msg = (
                 f"the state of parameter {number} has {', '.join(sorted(saved))}, but {name} "
                 f"needs {', '.join(sorted(self.state_names))}; load a state saved by {name}"
@@ -150,11 +155,12 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
 
 def _alike(params: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the parameters that have gradients, in lists with equal dtypes."""
-    lists: dict[tuple[torch.dtype, torch.dtype], list[torch.Tensor]] = {}
+    """Return the parameters that have gradients, in lists with equal dtypes and one device."""
+    lists: dict[tuple[Any, ...], list[torch.Tensor]] = {}
     for param in params:
         if param.grad is not None:
-            lists.setdefault((param.dtype, param.grad.dtype), []).append(param)
+            key = (param.dtype, param.grad.dtype, param.device)
+            lists.setdefault(key, []).append(param)
     return list(lists.values())
 
 

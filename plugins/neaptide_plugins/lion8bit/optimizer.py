@@ -26,6 +26,9 @@ class Lion8bit(CodedOptimizer):
         seed: seed for the stochastic rounding of the state and of bfloat16 weights.
     """
 
+    separable = True
+    """The update of a parameter reads only this parameter, its gradient and its state.
+    `layer-streaming` runs the update block by block only with such optimizers."""
     state_names = ("exp_avg", "exp_avg_scale", "step")
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from optimizer_runs import SPLIT, STREAMED, config, learns, resumed, trained
-from support import same_tensors
+from support import DEVICE, same_tensors
 
 from neaptide import HybridTrainer
 from neaptide_toolkit.testing.hostile_store import HOSTILE_STORE
@@ -22,6 +22,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "apollo": {"lr": 0.01, "options": {"weight_decay": 0.1, "update_proj_gap": 3}},
     "ademamix": {"lr": 0.01, "options": {"alpha": 2.0}},
     "lion": {"lr": 0.003, "options": {"weight_decay": 0.1}},
+    "adam8bit": {"lr": 0.003},
+    "lion8bit": {"lr": 0.003},
     "muon": {"lr": 0.01, "options": {"ns_dtype": "float32"}},
 }
 
@@ -63,6 +65,8 @@ def test_it_needs_weights_only_while_it_steps(optimizer: dict[str, Any]) -> None
 def test_streamed_it_is_the_same_to_the_bit(
     optimizer: dict[str, Any], way: str, dtype: torch.dtype
 ) -> None:
+    if (optimizer["name"], way) == ("muon", "cpu") and DEVICE.type != "cpu":
+        pytest.skip("torch's AdamW, which updates a part, rounds otherwise on the host")
     exact = {"optimizer-offload": {"strategy": "cpu"}, "layer-streaming": STREAMED[way]}
     expected = trained(config(optimizer), dtype=dtype)
     assert same_tensors(expected, trained(config(optimizer, plugins=exact), dtype=dtype))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from neaptide_kernels.state_codes.optimizer import CodedOptimizer
 from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
 from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
@@ -246,9 +247,9 @@ def state_tensors(
             continue
         halved = split and parameter.dtype == torch.bfloat16
         dtype = torch.float32 if halved else parameter.dtype
-        if isinstance(optimizer, ForeachOptimizer):
-            like = torch.empty_like(parameter, dtype=dtype, device="meta")
-            made = optimizer.new_state(like, group)
+        like = torch.empty_like(parameter, dtype=dtype, device="meta")
+        made = _new_state(optimizer, like, group)
+        if made is not None:
             named = {name: (each, each.dtype) for name, each in made.items() if name != STEP}
         else:
             if (id(group), dtype) not in known:
@@ -263,6 +264,17 @@ def state_tensors(
             tensors.append(parameter)
             dtypes.append(torch.int16)
     return keys, tensors, dtypes
+
+
+def _new_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, group: Mapping[str, Any]
+) -> Mapping[str, torch.Tensor] | None:
+    """Return the state of a parameter before its first update; None: the class does not tell it."""
+    if isinstance(optimizer, ForeachOptimizer):
+        return optimizer.new_state(parameter, group)
+    if isinstance(optimizer, CodedOptimizer):
+        return dict(zip(optimizer.state_names, optimizer.new_state(parameter), strict=True))
+    return None
 
 
 def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:

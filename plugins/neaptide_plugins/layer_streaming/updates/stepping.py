@@ -17,6 +17,7 @@ from torch import nn, optim
 
 from neaptide.errors import ModelError
 from neaptide_kernels.adamw_split.split_master import join, split
+from neaptide_kernels.state_codes.optimizer import CodedOptimizer
 from neaptide_toolkit.optim.foreach_optimizer import ForeachOptimizer
 from neaptide_toolkit.optim.rounding import NARROW
 from neaptide_toolkit.optimizer_hooks import no_hooks_of_all, plain_step
@@ -175,7 +176,12 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     if not len(items) == len(proxies) == sum(len(group["params"]) for group in groups):
         message = "a parameter is twice in a step, or in none of the optimizer's groups"
         raise ModelError(message)
-    fused = {id(proxy) for group in groups if group.get("fused") for proxy in group["params"]}
+    fused = {
+        id(proxy)
+        for group in groups
+        if group.get("fused") or isinstance(optimizer, CodedOptimizer)
+        for proxy in group["params"]
+    }
     for item in items:
         if item.parameter in optimizer.state:
             proxy = proxies[id(item.parameter)]
@@ -186,7 +192,9 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     twin.__dict__.update(hooks_of_twin(optimizer))
     narrow = any(proxy.dtype in NARROW for proxy in proxies.values())
     # Without random bits, numbers are not needed: only 16-bit weights are rounded.
-    if isinstance(optimizer, ForeachOptimizer) and (narrow or optimizer.placed):
+    if isinstance(optimizer, CodedOptimizer) or (
+        isinstance(optimizer, ForeachOptimizer) and (narrow or optimizer.placed)
+    ):
         places = optimizer.numbered()
         twin.places = {proxies[id(item.parameter)]: places[item.parameter] for item in items}
     with no_hooks_of_all():

@@ -127,7 +127,7 @@ def trial(way: str, blocks: int, width: int, limit: int) -> None:
         step = stepping({"blocks": blocks, "width": width, "dtype": dtype})
         for _ in range(STEPS):
             step(torch.ones(TOKENS, width, dtype=getattr(torch, dtype)))
-    except (MemoryError, RuntimeError, DoesNotFitError) as error:
+    except (MemoryError, RuntimeError, SystemError, DoesNotFitError) as error:
         if type(error) is RuntimeError and "memory" not in str(error):
             raise
         os._exit(NO_MEMORY)  # without the end of the run, which may need memory
@@ -139,8 +139,8 @@ def trains(way: str, blocks: int, given: argparse.Namespace) -> bool:
     limit = str(int(given.gib * 2**30))
     command = [sys.executable, __file__, "--trial", way, str(blocks), str(given.width), limit]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    if done.returncode not in {0, NO_MEMORY}:
-        # The loader and C++ end a process without memory by themselves.
+    # The loader and C++ end a process without memory by themselves, some by a signal.
+    if done.returncode > 0 and done.returncode != NO_MEMORY:
         told = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
         if "memory" not in told[0] and "alloc" not in told[0].lower():
             msg = f"{way} of {blocks} blocks failed: {told[0]}"

@@ -18,10 +18,14 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from overheads import task
 
 from neaptide import HybridTrainer

@@ -92,6 +92,8 @@ def run_into(
 
 
 def _can_be_forked(env: Mapping[str, str]) -> bool:
+    if env.get("TERM") == "dumb":  # what is imported here would still reset the colours at its end
+        return False
     # The memory and the threads of a simulated device are not forked.
     if sys.platform != "linux" or "simulated_gpu" in sys.modules:
         return False

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
-import numba
+# With colorama, an error that Numba catches itself has a terminal's colours reset at exit, on a
+# dumb terminal, too. So it is not found while Numba is imported.
+_colorama = sys.modules.get("colorama")
+sys.modules["colorama"] = None  # type: ignore[assignment]  # this is how Python is told
+try:
+    import numba.core.errors
+finally:
+    del sys.modules["colorama"]
+    if _colorama is not None:
+        sys.modules["colorama"] = _colorama
 
 inner = partial(numba.njit, nogil=True, error_model="numpy")
 """For functions that other compiled functions of the same file call."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from neaptide_kernels import apply_delta  # noqa: F401 - defines the op
 from neaptide_kernels.registry import KERNELS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytest.importorskip("numba")
 
@@ -36,6 +40,15 @@ def test_where_numba_compiles_nothing_the_reference_runs(
     weight = torch.zeros(3)
     told = KERNELS.explain("apply_delta", ([weight], [weight], torch.tensor(1.0)))
     assert told.chosen == runs
+
+
+def test_numba_does_not_take_colours_into_its_hands(tmp_path: Path) -> None:
+    stub = "__version__ = '0.4.6'\ninit = reinit = deinit = Fore = Style = None\n"
+    (tmp_path / "colorama.py").write_text(stub)
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{CALL}"
+    code += "from numba.core import errors\nassert not hasattr(errors, 'init')\nimport colorama\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_a_folder_for_the_cache_each_process_compiles_and_says_so() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 GROWN = """
-import os
 import torch
 from neaptide_toolkit.machine.heap import give_back_large, keep_large
 

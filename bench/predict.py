@@ -70,12 +70,24 @@ JUMPS = (
     "momentum",
     "dmd",
 )
+OPTIMIZERS = (
+    "muon",
+    "ademamix",
+    "adam-mini",
+    "lion",
+    "apollo",
+    "apollo-mini",
+    "adafactor",
+    "adam8bit",
+    "lion8bit",
+)
+"""Optimizers without jumps, each compared with AdamW."""
 BASE = ("adamw", "pace")
 """The files of the baseline on AdamW. All jumps on AdamW share this opponent and its trials."""
 IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
-    "ademamix": Idea(("ademamix", "pace"), against=BASE),
+    **{name: Idea((name, "pace"), against=BASE) for name in OPTIMIZERS},
     "constant": Idea(("adamw", "pace", "constant"), against=BASE),
     "stack": Idea(("muon", "pace", "drift"), against=BASE),
     "stack-search": Idea(("muon", "pace", "search"), against=BASE),

@@ -36,6 +36,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> Sections:
     }
 
 
+@pytest.mark.slow
 def test_the_cpu_answers_streaming_and_rebinding_without_a_failure(sections: Sections) -> None:
     assert list(sections) == ["streaming", "rebinding"]
     assert all(result["ok"] for results in sections.values() for result in results.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from measuring import measured
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_each_rate_and_ratio_is_measured_in_each_round(tmp_path: Path) -> None:
     small = ("--rounds", "2", "--seconds", "0.1", "--documents", "60")
     found, out, _ = measured("models/data.py", tmp_path, *small)

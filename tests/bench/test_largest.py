@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_the_bench_finds_the_largest_model_of_a_way(tmp_path: Path) -> None:
     small = ("--gib", "0.5", "--width", "512", "--ways", "adafactor, bfloat16")
     written, table, _ = measured("largest.py", tmp_path, *small)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from measuring import measured
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
+@pytest.mark.slow
 def test_each_way_is_measured_and_takes_no_more_memory_than_its_weights(tmp_path: Path) -> None:
     small = ("--rounds", "1", "--gib", "0.06", "--folder", str(tmp_path))
     report, out, _ = measured("models/loading.py", tmp_path, *small)

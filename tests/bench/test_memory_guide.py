@@ -52,6 +52,7 @@ def test_a_stack_that_cannot_run_is_named(guide: Any, capsys: pytest.CaptureFixt
     assert "elsewhere is left out: not-there is not installed\n" == capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_guide_prints_a_row_a_phase_and_writes_them(
     guide: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

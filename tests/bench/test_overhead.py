@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import pytest
 from measuring import measured
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ OURS = {
 }
 
 
+@pytest.mark.slow
 def test_all_that_is_there_is_measured_and_the_rest_named(tmp_path: Path) -> None:
     small = ("--rounds", "2", "--steps", "3")
     report, out, err = measured("overhead.py", tmp_path, *small)

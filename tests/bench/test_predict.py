@@ -41,6 +41,7 @@ def test_every_file_is_read_alone_and_over_a_task(task: str, overlay: str) -> No
     configured(load(files, specs=installed_plugins()).config)
 
 
+@pytest.mark.slow
 def test_an_idea_is_measured_and_added_to_what_is_known(tmp_path: Path) -> None:
     path = tmp_path / "predict.json"
     known = {

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from pages import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_flips_are_counted_and_ends_are_shown(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, "-W", "ignore", str(ROOT / "bench" / "reliability.py")]

@@ -46,6 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_rerun_measures_what_is_missing_or_was_cut_off(measured: Path) -> None:
     every = "tiny-c1-124m-*-16k-adamw-*"
     first, second = tiny(measured, every), tiny(measured, every)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from measuring import measured
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_the_bench_writes_what_a_run_adds(tmp_path: Path) -> None:
     written, out, _ = measured("runs/startup.py", tmp_path, "--rounds", "1")
     for kind in ("wall", "cpu"):

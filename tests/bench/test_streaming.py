@@ -50,6 +50,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_every_way_is_beside_resident_training(files: dict[str, Any]) -> None:
     rows = {row["subject"]: row for row in files["report"]["rows"]}
 

@@ -46,6 +46,7 @@ def test_it_begins_with_installing() -> None:
     assert INSTALL.text.startswith("pip install")
 
 
+@pytest.mark.slow
 def test_the_runs_end_where_the_page_says(folder: Path) -> None:
     assert {"steps.csv", "report.html", "summary.json"} <= names(folder / "runs" / "tiny-cpu")
     assert {"step-00000030", "step-00000060", "step-00000090"} == names(

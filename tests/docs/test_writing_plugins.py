@@ -70,6 +70,7 @@ def test_its_own_tests_pass(reader: Reader) -> None:
     reader.python("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
 
 
+@pytest.mark.slow
 def test_the_two_that_save_memory_keep_the_contract_resident_and_streamed(reader: Reader) -> None:
     printed = reader.python("-m", "pytest", "-q", "-p", "no:cacheprovider", f"{SAVERS}/tests")
     assert "38 passed" in printed

@@ -40,6 +40,7 @@ def check(samples: list[dict[str, int]], after: int) -> None:
     assert grown < KB * (rest[-1]["step"] - rest[0]["step"])
 
 
+@pytest.mark.slow
 def test_1500_steps_leave_nothing_behind(tmp_path: Path) -> None:
     *samples, (_, plugins, jumps) = run(tmp_path / "run", 1500, 75)
     assert len(plugins) >= 8
@@ -53,6 +54,7 @@ def test_10_000_steps_leave_nothing_behind(tmp_path: Path) -> None:
     check(samples, 1000)
 
 
+@pytest.mark.slow
 def test_the_same_seed_twice_is_the_same_to_the_bit(tmp_path: Path) -> None:
     # Sets and dicts of strings must not decide anything either: hashes differ.
     (one,) = run(tmp_path / "one", 40, 0, PYTHONHASHSEED="1")

@@ -58,8 +58,21 @@ def test_what_nobody_objects_to_is_exact(way: str, tmp_path: Path) -> None:
     assert judged(usual, {**WAYS, **pairs()}[way], tmp_path) == "exact"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.name)
+def habits_with_ways() -> list[Any]:
+    """Return every habit with every way; three of four are slow."""
+    return [
+        pytest.param(
+            habit,
+            way,
+            id=f"{habit.name}-{way}",
+            marks=[pytest.mark.slow] if (row + column) % 4 else [],
+        )
+        for row, habit in enumerate(HABITS)
+        for column, way in enumerate(WAYS)
+    ]
+
+
+@pytest.mark.parametrize(("habit", "way"), habits_with_ways())
 def test_a_habit_with_an_exact_plugin_is_exact_or_refused(
     habit: Habit, way: str, tmp_path: Path
 ) -> None:

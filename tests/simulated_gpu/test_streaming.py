@@ -25,7 +25,7 @@ def same(way: str, optimizer: str, *, poison: bool = True, **given: Any) -> None
     settings = StreamingSettings(poison=poison, **WAYS[way])
     found, streamed, streaming = trained_net(settings, kind, device="cuda", **given, **options)
     assert streaming is not None
-    assert streaming.unpinned is None
+    assert streaming.homes.unpinned is None
     assert losses == found
     assert [] == [name for name in weights if not torch.equal(weights[name], streamed[name])]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
-Tier = Literal["device", "host"]
-"""`device`: memory of the computing device; `host`: RAM. A run on the CPU has only `device`."""
+Tier = Literal["device", "host", "disk"]
+"""`device`: memory of the computing device; `host`: RAM, unless it is the device; `disk`: files."""
 
 Moment = Literal["forward", "backward", "update", "predict", "evaluate", "save"]
 
@@ -26,7 +26,7 @@ MOMENTS: tuple[Moment, ...] = ("forward", "backward", "update", "predict", "eval
 
 @attrs.frozen
 class Entry:
-    """Bytes that one owner holds on one tier (device or host) in some moments of a phase."""
+    """Bytes that one owner holds on one tier in some moments of a phase."""
 
     owner: str
     """`core`, or a plugin's name."""

@@ -10,9 +10,13 @@ from . import op
 from .checks import check, look_at_labels
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch 2.11 cannot compile it
 def _may_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
+
+
+# As `torch.compiler.assume_constant_result` does, which imports the compiler. torch 2.11 cannot
+# compile the function.
+_may_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001 - see above
 
 
 def chunked_cross_entropy(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neaptide.devices import allocator_count
+from neaptide_toolkit.offload.disk import region_of
 from neaptide_toolkit.optimizer_state import state_bytes
 
 from .calls.recompute import Recomputed
@@ -61,7 +62,14 @@ def account(
     state = sum(of_state.get(parameter, 0) for parameter in trained)
     whole = ledger.total(kind="optimizer.state")
     ledger = ledger.scale("optimizer.state", (whole - state) / whole if whole else 0.0)
-    ledger = ledger.add("core", "optimizer.state", "host", state)
+    stored = () if streaming.updates is None else streaming.updates.stored()
+    files = min(state, _bytes(one for one in stored if region_of(one) is not None))
+    ledger = ledger.add("core", "optimizer.state", "host", state - files)
+    if streaming.homes.files:
+        ledger = ledger.add("core", "optimizer.state", "disk", files)
+        there = [block for block in streaming.blocks if region_of(block.host) is not None]
+        weights = _bytes(parameter for block in there for parameter in block.parameters)
+        ledger = ledger.move("weights", "host", "disk", weights)
     ledger = ledger.add(owner, "gradients", "host", _bytes(streaming.gradients.host.stored()))
     unused = sum(block.homes[place].nbytes for block in streaming.blocks for place in block.apart)
     if unused:  # the weights are where the user has put them

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from neaptide import ConfigError, DoesNotFitError
 from neaptide_toolkit.machine.collecting import only_new_objects
+from neaptide_toolkit.offload.disk import region_of
 from neaptide_toolkit.recompute import find_blocks
 
 from .checks import check_blocks, check_device, check_modules, check_slots
-from .choices import chosen, shortage_of
+from .choices import chosen, room_for
 from .streaming import Streaming
+from .tiers.homes import Homes
 from .weights.loading import check_values
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def build(
         check_modules(blocks, config)
         check_slots(model, blocks, config.max_active_layers)
         settings = chosen(config, optimizer, run.config.train, run.device)
-        problem = shortage_of(config, settings, model, blocks, optimizer, run.device)
+        disk, problem = room_for(config, settings, model, blocks, optimizer, run.device)
         if problem is not None:
             msg = f"{problem} {_WHERE}"
             raise DoesNotFitError(msg)
@@ -53,7 +55,7 @@ def build(
                 optimizer,
                 run.device,
                 settings,
-                pin=config.pin,
+                homes=Homes(run.device, pin=config.pin, disk=disk),
                 weights=config.weights,
             )
     except ValueError as error:
@@ -66,10 +68,23 @@ def decided(streaming: Streaming, run: Run, config: LayerStreamingConfig) -> dic
     settings = streaming.settings
     return {
         "blocks": len(streaming.blocks),
-        "host_bytes": sum(block.host.nbytes for block in streaming.blocks),
+        "host_bytes": sum(
+            block.host.nbytes for block in streaming.blocks if region_of(block.host) is None
+        ),
+        **_on_disk(streaming),
         "slot_bytes": sum(slot.nbytes for slot in streaming.residency.buffers()),
         "optimizer_on": "device" if settings.on_device else "cpu",
         "update": config.update,
         "clip": "none" if run.config.train.clip_norm is None else config.clip,
         "micro_batches": settings.micro_batches,
+    }
+
+
+def _on_disk(streaming: Streaming) -> dict[str, Any]:
+    files = streaming.homes.files
+    if not files:
+        return {}
+    return {
+        "disk_bytes": sum(file.size for file in files),
+        "direct": all(file.direct for file in files),
     }

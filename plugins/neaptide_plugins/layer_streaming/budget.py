@@ -34,6 +34,8 @@ class StreamingPlan:
     """
     device: dict[str, int]
     """New allocations on the device, such as slots and buffers for gradients."""
+    homes: int
+    """Bytes of all weights and optimizer state that stream."""
 
 
 def plan(
@@ -82,7 +84,7 @@ def plan(
     host["optimizer state"] = sum(states)
     if settings.on_device:
         device["optimizer slots"] = settings.optimizer_slots * max(states, default=0)
-    return StreamingPlan(_nonzero(host), _nonzero(device))
+    return StreamingPlan(_nonzero(host), _nonzero(device), sum(weights) + sum(states))
 
 
 def shortage(needed: Mapping[str, int], room: int | None, where: str) -> str | None:

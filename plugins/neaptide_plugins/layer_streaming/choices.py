@@ -10,6 +10,7 @@ from neaptide_toolkit.machine.pretended import kind_of
 
 from .budget import least, plan, shortage
 from .settings import StreamingSettings
+from .tiers.disk import MOVABLE, opened, ram_for_homes
 from .updates.stepping import adoptable
 from .weights.blocks import parameters_outside
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from neaptide.config.schema import TrainSection
 
     from .config import LayerStreamingConfig
+    from .tiers.homes import DiskTier
 
 
 def chosen(
@@ -36,17 +38,19 @@ def chosen(
     """
     reason = adoptable(optimizer)
     in_backward, on_device = config.update == "in_backward", config.optimizer_on == "device"
-    split = config.master == "split"
+    split, on_disk = config.master == "split", config.tier == "disk"
     asked = {
         "update = 'in_backward'": in_backward,
         "optimizer_on = 'device'": on_device,
         "master = 'split'": split,
+        "tier = 'disk'": on_disk,
     }
     needing = [setting for setting, wanted in asked.items() if wanted]
     if reason is not None and needing:
         msg = (
             f"{needing[0]} needs an optimizer that can be stepped block by block: {reason}; set "
-            f"optimizer_on = 'cpu' with update = 'after_backward' and master = 'weights'"
+            f"optimizer_on = 'cpu' with update = 'after_backward', master = 'weights' and "
+            f"tier = 'ram'"
         )
         raise ValueError(msg)
     if in_backward and config.clip == "global" and train.clip_norm is not None:
@@ -77,23 +81,32 @@ def chosen(
     )
 
 
-def shortage_of(
+def room_for(
     config: LayerStreamingConfig,
     settings: StreamingSettings,
     model: nn.Module,
     blocks: Sequence[tuple[str, nn.Module]],
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-) -> str | None:
-    """Return an error text of one line if RAM or device memory is too small, else None."""
+) -> tuple[DiskTier | None, str | None]:
+    """Return the tier below RAM, if there is one, and an error text of one line.
+
+    The text is None if RAM, device memory and disks are large enough.
+    """
     outside = parameters_outside(model, [block for _, block in blocks])
     adopted = adoptable(optimizer) is None
     needed = plan(blocks, outside, optimizer, settings, adopted=adopted)
     host, on_device = dict(needed.host), needed.device
     if device.type == "cpu":
         host |= on_device
+    disk = None
+    if config.tier == "disk":
+        ram = ram_for_homes(config, host)
+        disk = opened(config, device, ram, max(0, needed.homes - ram))
+        for use in MOVABLE:
+            host.pop(use, None)
     problem = shortage(host, least(memory().room, config.host_gib), "RAM")
     if problem is None and (device.type != "cpu" or config.device_gib is not None):
         room = least(free_bytes(device), config.device_gib)
         problem = shortage(on_device, room, str(device))
-    return problem
+    return disk, problem

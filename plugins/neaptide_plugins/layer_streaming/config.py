@@ -81,6 +81,31 @@ class LayerStreamingConfig:
         "be stored; `per_tensor`: norm of each gradient tensor; `lagged`: norm of all gradients "
         'in the previous update; `per_tensor` and `lagged` need `update = "in_backward"`',
     )
+    tier: Literal["ram", "disk"] = field(
+        "ram",
+        help="where blocks' weights and optimizer state are: `ram`; `disk`: what does not fit in "
+        "RAM is in a file below `path`, state first; then `optimizer_on` is `device`",
+    )
+    path: str | tuple[str, ...] | None = field(
+        None,
+        help='directories on disks, for `tier = "disk"`; several disks share the work',
+    )
+    ram_gib: float | None = field(
+        None,
+        validator=optional(ge(0.0)),
+        help='RAM for weights and optimizer state with `tier = "disk"`, in GiB; by default three '
+        "quarters of the free RAM, or what `host_gib` allows",
+    )
+    rated_tb: float = field(
+        600.0,
+        validator=gt(0.0),
+        help="terabytes that may be written to the drive by its data sheet, for `endurance_days`",
+    )
+    endurance_days: float = field(
+        180.0,
+        validator=ge(0.0),
+        help="a run ends if it would reach `rated_tb` in fewer days of training",
+    )
     host_gib: float | None = field(
         None,
         validator=optional(gt(0.0)),
@@ -148,6 +173,21 @@ class LayerStreamingConfig:
             )
             raise ValueError(msg)
 
+    @path.validator
+    def _is_for_a_disk(self, attribute: attrs.Attribute[Any], value: object) -> None:
+        if (self.tier == "disk") != bool(value):
+            msg = (
+                f"{attribute.name!r} names the directories of tier = 'disk' (got {value!r} with "
+                f"tier = {self.tier!r})"
+            )
+            raise ValueError(msg)
+
+    @ram_gib.validator
+    def _is_for_a_disk_too(self, attribute: attrs.Attribute[Any], value: float | None) -> None:
+        if value is not None and self.tier == "ram":
+            msg = f"{attribute.name!r} needs tier = 'disk' (got {value}); host_gib limits the RAM"
+            raise ValueError(msg)
+
     @optimizer_on.validator
     def _steps_in_backward(self, attribute: attrs.Attribute[str], value: str) -> None:
         if value == "cpu" and self.update == "in_backward":
@@ -155,6 +195,9 @@ class LayerStreamingConfig:
             raise ValueError(msg)
         if value == "cpu" and self.master == "split":
             msg = f"{attribute.name!r} must be 'auto' or 'device' with master = 'split'"
+            raise ValueError(msg)
+        if value == "cpu" and self.tier == "disk":
+            msg = f"{attribute.name!r} must be 'auto' or 'device' with tier = 'disk'"
             raise ValueError(msg)
 
 

@@ -15,6 +15,7 @@ from .budget import spare_bytes
 from .config import LayerStreamingConfig
 from .outside import check_graph, told_outside
 from .store import StreamedStore
+from .tiers.wear import Wear
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     _held: list[torch.Tensor] = attrs.field(init=False, factory=list)
     _measured: bool = attrs.field(init=False, default=False)
     _steps: int = attrs.field(init=False, default=0)
+    _wear: Wear | None = attrs.field(init=False, default=None)
     _taken: Callable[[], AbstractContextManager[None]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -82,8 +84,10 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         if streaming.applying is not None:
             run.stash.on_set(ROLLBACK, streaming.applying.forget)
         run.log.info("streaming.started", **decided(streaming, run, self.config))
-        if streaming.unpinned is not None:
-            run.log.warning("streaming.not_pinned", reason=streaming.unpinned)
+        if streaming.homes.files:
+            self._wear = Wear(streaming.homes, self.config, run)
+        if streaming.homes.unpinned is not None:
+            run.log.warning("streaming.not_pinned", reason=streaming.homes.unpinned)
 
     @hookimpl
     def on_phase_enter(self, phase: Phase) -> None:
@@ -99,6 +103,8 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         self._steps += 1
         if self._steps == _SETTLED:
             keep_large()
+        if self._wear is not None:
+            self._wear.after_step()
         if self.config.resident != "auto" or step < _SETTLED or self._measured:
             return
         self._measured = True
@@ -114,6 +120,8 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     def on_run_end(self) -> None:
         """Restore the blocks' forwards; the weights stay on the host."""
         keep_large()
+        if self._wear is not None:
+            self._wear.end()
         if self._store is not None:
             self._store.streaming.close()
 
@@ -199,12 +207,15 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
     def collect_metrics(self) -> Mapping[str, float]:
         """Return the number of fetches, and the number of fetches that were not prefetched.
 
-        A fetch copies a block's weights to the device.
+        A fetch copies a block's weights to the device. With a disk, also return the bytes written
+        to it.
         """
         residency = self._streaming().residency
+        of_disk = {} if self._wear is None else {"disk_written": float(self._wear.written)}
         return {
             "fetches": float(residency.fetches),
             "fetches_waited_for": float(residency.waited_for),
+            **of_disk,
         }
 
     def _streaming(self) -> Streaming:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from neaptide_toolkit.machine.devices import end_backward
-from neaptide_toolkit.offload import Lane, Slab, lane_for
+from neaptide_toolkit.offload import Lane, lane_for
 from neaptide_toolkit.recompute import Buffers, Patch
 
 from .calls.graph import Preserved
@@ -15,6 +15,7 @@ from .calls.inputs import Inputs
 from .calls.recompute import Recomputed
 from .checks import looks_across_samples
 from .state_hook import CallsIfThere
+from .tiers.homes import Homes
 from .updates.backward_update import BackwardUpdate
 from .updates.blockwise import Updates
 from .updates.gradients import Gradients
@@ -46,7 +47,7 @@ class Streaming:
         optimizer: the optimizer of the model's parameters.
         device: the device that computes.
         settings: how to stream.
-        pin: register host memory with CUDA, so that copies run in parallel with the computation.
+        homes: allocates what stays on the host; by default pinned RAM.
         weights: path of safetensors files with the weights, see `Shards.open`; None if the model
             already has its weights.
         listener: called for each copy on a CPU, so that a timeline can show the copy.
@@ -62,24 +63,18 @@ class Streaming:
         device: torch.device,
         settings: StreamingSettings,
         *,
-        pin: bool = True,
+        homes: Homes | None = None,
         weights: str | None = None,
         listener: Listener | None = None,
         lanes: Callable[[torch.device, str], Lane] | None = None,
     ) -> None:
         self.settings, self.optimizer = settings, optimizer
-        self.unpinned: str | None = None
-        """The reason why host memory could not be pinned; None if it is, or need not be."""
-
-        def allocate(size: int) -> torch.Tensor:
-            slab = Slab.on_host_of(device, size, pin=pin)
-            self.unpinned = self.unpinned or slab.reason
-            return slab.flat
-
+        self.homes = homes or Homes(device, pin=True, disk=None)
         fill = from_model if weights is None else FromFiles(model, weights)
-        self.blocks = make_blocks(model, named, allocate, fill)
+        self.blocks = make_blocks(model, named, self.homes.allocate, fill)
         place_rest(model, self.blocks, device, fill)
-        make = lanes or partial(lane_for, listener=listener)
+        waits = bool(self.homes.files)
+        make = lanes or partial(lane_for, listener=listener, waits=waits)
         self._lanes = [make(device, name) for name in ("to device", "to host")]
         self._outside = partial(tensors_outside, model, self.blocks)
         self._whole = False
@@ -90,7 +85,7 @@ class Streaming:
         with ExitStack() as stack:
             # After an error, end all copies before the memory that they read is freed.
             stack.callback(self._leave)
-            self._set_up(device, allocate)
+            self._set_up(device)
             stack.pop_all()
         self.residency.touched.listen()
         hook = CallsIfThere(self.settle)
@@ -98,11 +93,12 @@ class Streaming:
             self._newest.append(module.register_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]  # torch leaves it so
         self._newest.append(optimizer.register_state_dict_pre_hook(hook))
 
-    def _set_up(self, device: torch.device, allocate: Callable[[int], torch.Tensor]) -> None:
-        settings, (inwards, outwards) = self.settings, self._lanes
+    def _set_up(self, device: torch.device) -> None:
+        settings, homes, (inwards, outwards) = self.settings, self.homes, self._lanes
         self.residency = Residency(
             self.blocks,
             device,
+            homes.on_device,
             slots=settings.max_active_layers,
             distance=settings.prefetch_distance,
             lane=inwards,
@@ -120,7 +116,7 @@ class Streaming:
                 self.residency,
                 inwards,
                 outwards,
-                allocate,
+                homes,
                 split=settings.split_master,
                 slots=settings.optimizer_slots,
             )
@@ -133,10 +129,10 @@ class Streaming:
                 max_norm=settings.max_norm,
                 check_finite=settings.check_finite,
             )
-        self.gradients = Gradients(self.blocks, device, outwards, allocate, self.applying)
-        self.inputs = (
-            Inputs(device, inwards, outwards, allocate) if settings.inputs_on_host else None
-        )
+        self.gradients = Gradients(self.blocks, device, outwards, homes.in_ram, self.applying)
+        self.inputs: Inputs | None = None
+        if settings.inputs_on_host:
+            self.inputs = Inputs(device, inwards, outwards, homes.in_ram)
         self.units: list[Recomputed | Preserved] = []
         for block in self.blocks:
             patch = Patch(block.module)
@@ -294,5 +290,6 @@ class Streaming:
         self._hooked.clear()
         self._newest = []
         with ExitStack() as stack:
+            stack.callback(self.homes.close)
             for lane in self._lanes:
                 stack.callback(lane.close)

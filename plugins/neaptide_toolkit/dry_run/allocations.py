@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import torch
 
+from neaptide_toolkit.offload.disk import FilePages
+
 from .caching import CachingAllocator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-Where = Literal["device", "host", "pages"]
-"""The allocator of the device or of the host, or pages of RAM outside of both."""
+Where = Literal["device", "host", "pages", "disk"]
+"""The allocator of the device or of the host, pages of RAM outside of both, or a file."""
 DEVICE = torch.device("cpu", 0)
 """Stands for the accelerator in a dry run: tensors on it are told from tensors on `cpu`."""
 
@@ -116,6 +118,11 @@ class AllocationLog:
         piece = self._pieces.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
         return self._accelerated and (piece is None or piece.where != "device")
 
+    def is_on_disk(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's memory is in a file."""
+        piece = self._pieces.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        return piece is not None and piece.where == "disk"
+
     def _place(self, given: Iterable[torch.Tensor], device: torch.device | None) -> Where:
         if not self._accelerated:
             return "device"
@@ -127,8 +134,9 @@ class AllocationLog:
         return "host" if self.during == ASSEMBLY else "device"
 
     def mapped(self, pages: Any, flat: torch.Tensor) -> None:
-        """Note pages of RAM. Their tensor is not counted again."""
-        piece = Holding("pages", "buffers of plugins")
+        """Note pages of RAM or of a file. Their tensor is not counted again."""
+        where: Where = "disk" if isinstance(pages, FilePages) else "pages"
+        piece = Holding(where, "buffers of plugins")
         self._change(piece, len(pages))
         weakref.finalize(pages, self._change, piece, -len(pages)).atexit = False
         self._pieces[flat.untyped_storage()._cdata] = piece  # noqa: SLF001

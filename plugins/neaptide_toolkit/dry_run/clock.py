@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.machine.profiles import Rates
 
-COMPUTE, HOST = "compute", "host"
+COMPUTE, HOST, DISK = "compute", "host", "disk"
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}  # noqa: SLF001 - `to`
 _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operation of `Tensor.item`
 _HALF = (torch.bfloat16, torch.float16)
@@ -35,21 +35,30 @@ class Clock:
     Args:
         rates: of the machine.
         is_on_host: returns whether a tensor is in the host's memory.
+        is_on_disk: returns whether a tensor's memory is in a file.
 
     Attributes:
         now: the end of the last operation on the device, in seconds since the start.
         started: when the present count started.
-        busy: seconds of work since then: of `compute`, `host` and each lane.
+        busy: seconds of work since then: of `compute`, `host`, `disk` and each lane.
+        disk_free: when the disk has done what was submitted.
         waited: seconds since then in which the computation waited for a lane, by its name.
     """
 
-    def __init__(self, rates: Rates, is_on_host: Callable[[torch.Tensor], bool]) -> None:
-        self._rates, self._is_on_host = rates, is_on_host
-        self.now = self.started = 0.0
+    def __init__(
+        self,
+        rates: Rates,
+        is_on_host: Callable[[torch.Tensor], bool],
+        is_on_disk: Callable[[torch.Tensor], bool] = lambda _: False,
+    ) -> None:
+        self._rates, self._is_on_host, self._is_on_disk = rates, is_on_host, is_on_disk
+        self.now = self.started = self.disk_free = 0.0
         self.busy: defaultdict[str, float] = defaultdict(float)
         self.waited: defaultdict[str, float] = defaultdict(float)
         self._enqueued = 0.0  # when the host has enqueued the last operation
         self._copied: int | None = None  # bytes of the copy that is being submitted
+        self._on_disk = 0.0  # seconds of the disk for this copy
+        self._written = 0
         self._times = 1  # as often as each operation runs
 
     def restart(self) -> None:
@@ -57,6 +66,18 @@ class Clock:
         self.started = self.now
         self.busy.clear()
         self.waited.clear()
+        self._written = 0
+
+    def spent(self, *, known: bool) -> dict[str, Any]:
+        """Return `seconds`, `busy`, `waited` and `written` (bytes, to the disk) of this count.
+
+        If the rates are not `known`, there are no times.
+        """
+        times: dict[str, Any] = {"seconds": None, "busy": {}, "waited": {}}
+        if known:
+            seconds = self.now - self.started
+            times = {"seconds": seconds, "busy": dict(self.busy), "waited": dict(self.waited)}
+        return times | {"written": self._written}
 
     def ran(
         self, operation: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: Any
@@ -70,7 +91,13 @@ class Clock:
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
         if self._copied is not None:
-            self._copied += given[0].numel() * given[0].element_size() * self._times
+            nbytes = given[0].numel() * given[0].element_size() * self._times
+            self._copied += nbytes
+            if self._is_on_disk(given[0]):
+                self._on_disk += nbytes / rates.disk_write
+                self._written += nbytes
+            elif any(map(self._is_on_disk, given)):
+                self._on_disk += nbytes / rates.disk_read
             return
         hosts = [self._is_on_host(one) for one in given if one.ndim]
         on_both = any(hosts) and not all(hosts)
@@ -108,14 +135,15 @@ class Clock:
         self._run(HOST, max(flops / rates.host_flops, moved / rates.host_bandwidth))
         self._enqueued = self.now
 
-    def copies(self, work: Callable[[], None]) -> int:
-        """Run `work`; return the bytes that it copies."""
-        outer, self._copied = self._copied, 0
+    def copies(self, work: Callable[[], None]) -> tuple[int, float]:
+        """Run `work`; return the bytes that it copies, and the seconds of the disk for them."""
+        outer = self._copied, self._on_disk
+        self._copied, self._on_disk = 0, 0.0
         try:
             work()
-            return self._copied
+            return self._copied, self._on_disk
         finally:
-            self._copied = outer
+            self._copied, self._on_disk = outer
 
     def lane(self, name: str) -> ClockedLane:
         """Return a lane of this clock."""
@@ -192,7 +220,12 @@ class ClockedLane:
         ends = [one.end for one in after if isinstance(one, CopyTicket)]
         start = max(self._free, clock.now, *ends)
         with torch.no_grad():
-            seconds = clock.latency() + clock.copies(work) / self._rate
+            nbytes, on_disk = clock.copies(work)
+        seconds = clock.latency() + max(nbytes / self._rate, on_disk)
+        if on_disk:  # one disk serves all lanes
+            start = max(start, clock.disk_free)
+            clock.disk_free = start + on_disk
+            clock.busy[DISK] += on_disk
         self._free = start + seconds
         clock.busy[self._name] += seconds
         return CopyTicket(clock, self._name, self._free)

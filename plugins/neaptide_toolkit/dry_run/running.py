@@ -54,8 +54,7 @@ _MOMENTS = {
     "around_predict": "predict",
     "around_evaluate": "evaluate",
 }
-_ANY = "rtx4090"
-"""A profile whose times nobody reads."""
+_ANY = "rtx4090"  # a profile whose times nobody reads
 _STEPS = 3
 """Full steps: the first makes the optimizer's state, the last one is timed."""
 _MOST = 12
@@ -72,6 +71,7 @@ class DryRun:
         seconds: of the last Full step, by the rates of the machine; None if they are unknown.
         busy: seconds of work in this step, by engine: `compute`, `host` or the name of a lane.
         waited: seconds in which the computation waited for a lane, by its name.
+        written: bytes that this step wrote to a disk.
         tokens: tokens in a batch; None if a batch has no tokens.
         process: bytes of RAM of this process, with PyTorch and the data, without tensors.
         assumptions: what is taken for granted of values that decide, each in one line, with the
@@ -83,6 +83,7 @@ class DryRun:
     seconds: float | None
     busy: Mapping[str, float]
     waited: Mapping[str, float]
+    written: int
     tokens: int | None
     process: int
     assumptions: tuple[str, ...]
@@ -102,7 +103,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
     """
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated)
-    clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host)
+    clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host, log.is_on_disk)
     own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
     known = temporary_anywhere if accelerated else temporary
 
@@ -150,7 +151,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
 
         for batch in batches:
             result = train(batch, "full")
-        seconds, busy, waited = clock.now - clock.started, dict(clock.busy), dict(clock.waited)
+        spent = clock.spent(known=rates is not None)
         jumped = None
         if any("predictor" in spec.claims for spec in trainer.hooks.specs.values()):
             jumped = _jump(train, batches[-1])
@@ -159,9 +160,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
             trainer.evaluate(evaluated)
         return DryRun(
             allocations=log,
-            seconds=None if rates is None else seconds,
-            busy={} if rates is None else busy,
-            waited={} if rates is None else waited,
+            **spent,
             tokens=result.tokens,
             process=psutil.Process(os.getpid()).memory_info().rss,
             assumptions=(*mode.assumptions, *([_NO_JUMP] if jumped is False else [])),

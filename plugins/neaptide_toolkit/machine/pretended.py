@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 _pretended: ContextVar[str | None] = ContextVar("pretended", default=None)
+_ram: ContextVar[int | None] = ContextVar("ram", default=None)
 
 
 @contextmanager
@@ -22,6 +23,21 @@ def as_if(kind: str) -> Iterator[None]:
         yield
     finally:
         _pretended.reset(token)
+
+
+@contextmanager
+def with_ram(nbytes: int | None) -> Iterator[None]:
+    """Within this context, `ram_of` returns `nbytes`, for code that chooses what stays in RAM."""
+    token = _ram.set(nbytes)
+    try:
+        yield
+    finally:
+        _ram.reset(token)
+
+
+def ram_of() -> int | None:
+    """Return the bytes of RAM of the pretended machine; None if they are unknown."""
+    return _ram.get()
 
 
 def kind_of(device: torch.device) -> str:

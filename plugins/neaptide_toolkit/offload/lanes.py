@@ -90,10 +90,21 @@ class _Submitted:
 
 
 class ThreadLane:
-    """A lane for CPU tensors: one thread runs the copies in the order of their submission."""
+    """A lane on the host: one thread runs the copies in the order of their submission.
 
-    def __init__(self, name: str, listener: Listener | None = None) -> None:
+    Args:
+        name: of the thread.
+        listener: called after each copy.
+        device: copies to and from this device are made on a stream, for which the thread waits;
+            None if all tensors are on the CPU.
+    """
+
+    def __init__(
+        self, name: str, listener: Listener | None = None, device: torch.device | None = None
+    ) -> None:
         self._name, self._listener = name, listener
+        self._stream = None if device is None else api_of(device).Stream(device)
+        self._device = device
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"neaptide-{name}")
         self._last: _Submitted | None = None
 
@@ -113,12 +124,20 @@ class ThreadLane:
                 ticket.finish()
             start = time.perf_counter()
             with torch.no_grad():
-                waiting.pop()()
+                self._run(waiting.pop())
             if self._listener is not None:
                 self._listener(self._name, what, start, time.perf_counter())
 
         self._last = _Submitted(self._pool.submit(run))
         return self._last
+
+    def _run(self, work: Callable[[], None]) -> None:
+        if self._device is None or self._stream is None:
+            work()
+            return
+        with api_of(self._device).stream(self._stream):
+            work()
+        self._stream.synchronize()
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Do nothing: queued work holds references to its tensors."""
@@ -188,8 +207,13 @@ def lanes_by(make: Callable[[str], Lane]) -> Iterator[None]:
         _other.reset(token)
 
 
-def lane_for(device: torch.device, name: str, listener: Listener | None = None) -> Lane:
-    """Return a lane for copies to or from `device`; raise ValueError for one without streams."""
+def lane_for(
+    device: torch.device, name: str, listener: Listener | None = None, *, waits: bool = False
+) -> Lane:
+    """Return a lane for copies to or from `device`; raise ValueError for one without streams.
+
+    With `waits`, the host has to wait during the copies, as for a disk: they run on a thread.
+    """
     other = _other.get()
     if other is not None:
         return other(name)
@@ -198,7 +222,7 @@ def lane_for(device: torch.device, name: str, listener: Listener | None = None) 
     reason = lacks(device, "streams")
     if reason is not None:
         raise ValueError(reason)
-    return StreamLane(device)
+    return ThreadLane(name, listener, device) if waits else StreamLane(device)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

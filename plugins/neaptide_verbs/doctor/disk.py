@@ -13,19 +13,16 @@ import attrs
 
 from neaptide.api.records import Finding
 from neaptide.io.units import size
-from neaptide_toolkit.machine.cgroups import mounts
+from neaptide_toolkit.machine.file_systems import IN_MEMORY, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from neaptide_toolkit.machine.cgroups import Mount
 
 MEASURED = 64 << 20
 _BLOCK = 8 << 20
 _LITTLE = 2 << 30
 _SLOW = 50e6
 _ELSEWHERE = "set run.dir to a directory on another disk"
-_IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs"})
 _NETWORK = frozenset(
     {"9p", "afs", "ceph", "cifs", "lustre", "nfs", "nfs4", "smb3", "beegfs", "gpfs", "fuse.sshfs"}
 )
@@ -75,7 +72,7 @@ def examine(path: Path, *, trial: bool, nbytes: int = MEASURED, seconds: float =
             speed = measure(path, min(nbytes, free // 2), seconds)
         except OSError as error:
             problem = error.strerror or type(error).__name__
-    return Disk(str(path), kind_of(path, mounts()), total, free, speed, problem)
+    return Disk(str(path), kind_of(path), total, free, speed, problem)
 
 
 def measure(directory: Path, nbytes: int, seconds: float) -> Speed:
@@ -98,16 +95,6 @@ def measure(directory: Path, nbytes: int, seconds: float) -> Speed:
         return Speed(write, read / (time.perf_counter() - start))
 
 
-def kind_of(path: Path, mounted: list[Mount]) -> str | None:
-    """Return the type of the file system that holds the absolute `path`."""
-    place = path.resolve()
-    kind, longest = None, -1
-    for mount in mounted:  # of two mounts at one path, the later one hides the earlier one
-        if place.is_relative_to(mount.point) and len(mount.point) >= longest:
-            kind, longest = mount.kind, len(mount.point)
-    return kind
-
-
 def findings(disk: Disk) -> Iterator[Finding]:
     """Yield the findings on a disk."""
     yield Finding("ok", "directory", f"{disk.path} ({disk.kind or 'unknown file system'})")
@@ -116,7 +103,7 @@ def findings(disk: Disk) -> Iterator[Finding]:
         yield Finding("ok", "free", free)
     else:
         yield Finding("warning", "free", free, _ELSEWHERE)
-    if disk.kind in _IN_MEMORY:
+    if disk.kind in IN_MEMORY:
         detail = f"{disk.kind} keeps files in RAM: they use memory and are lost at a restart"
         yield Finding("warning", "durability", detail, _ELSEWHERE)
     if disk.kind in _NETWORK:

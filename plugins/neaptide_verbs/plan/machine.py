@@ -33,6 +33,8 @@ class PlannedMachine:
     """Bytes of the device's memory."""
     host: int | None
     """Bytes of RAM; None if the system does not tell."""
+    disk: int | None = None
+    """Bytes of the disk that are free for training; None if they are unknown."""
     rates: Rates | None
     """None if nobody knows how fast the machine is."""
 
@@ -46,14 +48,19 @@ def target(
     device: str | float | Machine | PlannedMachine | None,
     ram: float | None,
     configured: str = "auto",
+    *,
+    disk: float | None = None,
+    disk_rate: float | None = None,
 ) -> PlannedMachine:
-    """Return the machine that `--device` and `--ram` name.
+    """Return the machine that `--device`, `--ram`, `--disk` and `--disk-rate` name.
 
     Args:
         device: a profile or its name, a number of GiB, `cpu`, a machine, or None for this machine's
             device.
         ram: GiB; None for this machine's RAM.
         configured: the value of `train.device`; it counts if `device` is None.
+        disk: GB that are free; None if they are unknown.
+        disk_rate: GB/s that the disk reads, and that it writes; None for the profile's rates.
 
     Raises:
         ConfigError: there is no such machine.
@@ -61,6 +68,22 @@ def target(
     if ram is not None and not ram > 0:
         msg = f"a machine has more than 0 GiB of RAM (got {ram:g} @ --ram)"
         raise ConfigError(msg)
+    for flag, value, unit in (("--disk", disk, "GB"), ("--disk-rate", disk_rate, "GB/s")):
+        if value is not None and not value > 0:
+            msg = f"a disk has more than 0 {unit} (got {value:g} @ {flag})"
+            raise ConfigError(msg)
+    found = _target(device, ram, configured)
+    if disk is not None:
+        found = attrs.evolve(found, disk=int(disk * 1e9))
+    if disk_rate is not None and found.rates is not None:
+        rates = attrs.evolve(found.rates, disk_read=disk_rate * 1e9, disk_write=disk_rate * 1e9)
+        found = attrs.evolve(found, rates=rates)
+    return found
+
+
+def _target(
+    device: str | float | Machine | PlannedMachine | None, ram: float | None, configured: str
+) -> PlannedMachine:
     if isinstance(device, PlannedMachine):
         return device if ram is None else attrs.evolve(device, host=int(ram * GIB))
     host = facts.memory().limit if ram is None else int(ram * GIB)

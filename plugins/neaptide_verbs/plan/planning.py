@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from neaptide_toolkit.dry_run.allocations import OTHER
 from neaptide_toolkit.dry_run.running import dry_run
+from neaptide_toolkit.machine.pretended import with_ram
 
 from .machine import CONTEXT
 from .value import Plan, TierPlan
@@ -35,7 +36,8 @@ def plan(config: RunConfig, target: PlannedMachine) -> Plan:
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
     """
-    done = dry_run(config, target.rates, target.kind)
+    with with_ram(target.host):
+        done = dry_run(config, target.rates, target.kind)
     seconds = done.seconds
     tokens = done.tokens / seconds if seconds and done.tokens is not None else None
     return Plan(
@@ -45,6 +47,7 @@ def plan(config: RunConfig, target: PlannedMachine) -> Plan:
         tokens_per_second=tokens,
         bound_by=max(done.busy, key=lambda engine: done.busy[engine], default=None),
         busy=done.busy,
+        disk_written=done.written,
         assumptions=done.assumptions,
     )
 
@@ -52,15 +55,19 @@ def plan(config: RunConfig, target: PlannedMachine) -> Plan:
 def _tiers(done: DryRun, target: PlannedMachine) -> dict[str, TierPlan]:
     log = done.allocations
     process = {"Python, PyTorch and data": done.process}
+    of_disk = log.peaks("disk")
+    below = {}
+    if any(peak.bytes for peak in of_disk.values()):
+        below["disk"] = _tier(of_disk, {}, target.disk)
     if target.device is None:
-        return {"RAM": _tier(log.peaks("device", "host", "pages"), process, target.host)}
+        return {"RAM": _tier(log.peaks("device", "host", "pages"), process, target.host)} | below
     on_device = log.peaks("device")
     most = max(peak.bytes for peak in on_device.values())
     more = {"fragmentation": log.reserved() - most, "CUDA": CONTEXT}
     return {
         "device": _tier(on_device, more, target.device),
         "RAM": _tier(log.peaks("host", "pages"), process, target.host, "model while it is built"),
-    }
+    } | below
 
 
 def _tier(

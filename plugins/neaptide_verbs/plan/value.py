@@ -10,6 +10,7 @@ from neaptide.config.tables import leaves
 from neaptide.config.values import dotted
 from neaptide.io.units import duration, size
 from neaptide.text import one_line, table
+from neaptide_toolkit.machine.wear import told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ _ASSUMPTIONS = 8
 
 @attrs.frozen(kw_only=True, repr=False)
 class TierPlan:
-    """The use of one tier: `device` or `RAM`.
+    """The use of one tier: `device`, `RAM` or `disk`.
 
     Attributes:
         moments: bytes of tensors by phase and moment, such as `full backward`.
@@ -75,11 +76,12 @@ class Plan:
 
     Attributes:
         machine: its name.
-        tiers: by name: `device`, unless the machine is a CPU, and `RAM`.
+        tiers: by name: `device`, unless the machine is a CPU, `RAM`, and `disk` if it is used.
         seconds_per_step: a lower bound by the machine's rates; None if they are unknown.
         tokens_per_second: an upper bound; None if the rates or the tokens are unknown.
         bound_by: the engine that is busy longest, such as `to device`; None without rates.
         busy: seconds by engine.
+        disk_written: bytes that a step writes to the disk.
         changes: if it does not fit, changes with which it does; the best is first.
         changes_tried: how many were planned.
         changes_left: True if some were not planned.
@@ -92,6 +94,7 @@ class Plan:
     tokens_per_second: float | None
     bound_by: str | None
     busy: Mapping[str, float]
+    disk_written: int = 0
     changes: tuple[Remedy, ...] = ()
     changes_tried: int = 0
     changes_left: bool = False
@@ -116,6 +119,8 @@ class Plan:
         if self.assumptions:
             parts.append(_assumed(self.assumptions))
         parts += [speed(self), verdict(self)]
+        if self.disk_written:
+            parts.append(wear(self))
         if self.changes_tried:
             parts.append(changes(self))
         return "\n\n".join(parts)
@@ -141,6 +146,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "tokens_per_second": plan.tokens_per_second,
         "bound_by": plan.bound_by,
         "busy": plan.busy,
+        "disk_written": plan.disk_written,
         "assumptions": list(plan.assumptions),
         "changes_tried": plan.changes_tried,
         "changes": [
@@ -218,6 +224,12 @@ def speed(plan: Plan) -> str:
     tokens = plan.tokens_per_second
     rate = "" if tokens is None else f", {tokens:,.0f} tokens/s at most"
     return f"an update takes at least {duration(plan.seconds_per_step)}{rate}; busy: {busy}"
+
+
+def wear(plan: Plan) -> str:
+    """Return what a step writes to the disk and, if the time is known, how long a drive lasts."""
+    seconds = plan.seconds_per_step
+    return told(plan.disk_written, seconds, None if seconds is None else "at most")
 
 
 def _busy(plan: Plan) -> Iterator[str]:

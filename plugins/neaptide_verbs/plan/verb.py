@@ -53,6 +53,10 @@ def plan(
         Offers(_profiles),
     ] = None,
     ram: Annotated[float | None, Parameter(help="GiB of RAM.")] = None,
+    disk: Annotated[float | None, Parameter(help="GB of the disk that are free.")] = None,
+    disk_rate: Annotated[
+        float | None, Parameter(help="GB/s that the disk reads, and that it writes.")
+    ] = None,
     write: Annotated[
         Path | None, Parameter(help="Write the nearest configuration that fits to a new file.")
     ] = None,
@@ -83,7 +87,7 @@ def plan(
     from . import planning, search, value  # noqa: PLC0415 - they import torch
     from .machine import target  # noqa: PLC0415 - likewise
 
-    machine = target(device, ram, config.train.device)
+    machine = target(device, ram, config.train.device, disk=disk, disk_rate=disk_rate)
     sys.path.insert(0, str(Path.cwd()))  # as `neaptide run` does
     with redirect_stdout(sys.stderr):  # the user's code may print
         made = planning.plan(config, machine)

@@ -36,6 +36,7 @@ with trainer:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no kill that cannot be caught")
 def test_no_row_is_missing_or_there_twice(tmp_path: Path) -> None:
     for dies_at, code in ((6, -signal.SIGKILL), (11, -signal.SIGKILL), (0, 0)):

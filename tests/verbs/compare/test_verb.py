@@ -70,6 +70,7 @@ def test_it_is_printed_as_json(neaptide: Any, shared: Path) -> None:
     assert found(shared)["runs"] == json.loads(done.out)["runs"]
 
 
+@pytest.mark.slow
 def test_a_tuned_baseline_is_named_with_what_was_swept(neaptide: Any, shared: Path) -> None:
     short = ("--set", "train.steps=8", "--set", "phases.warmup.steps=1")
     done = neaptide("compare", "tiny.toml", *short, "--seeds", "7", "--out", shared / "tuned")
@@ -192,6 +193,7 @@ def test_stopped_it_goes_on(start: Any, neaptide: Any, folder: Path) -> None:
     assert 5 == len(found(folder / "runs/tiny-compare")["runs"])
 
 
+@pytest.mark.slow
 def test_two_at_once_train_each_trial_once(start: Any, neaptide: Any, folder: Path) -> None:
     slow = ("--set", "data.options.seconds=0.01", "--out", "both")
     process = start(*QUICK, *slow)

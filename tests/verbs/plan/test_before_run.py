@@ -86,6 +86,7 @@ def not_asked(*_: object) -> Answer:
     raise AssertionError(msg)
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_refused_while_it_is_built(
     own: Any, neaptide: Any, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
 from plans import CONFIG, KINDS, neaptide
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def run(folder: Path, longest: int) -> tuple[int, str, str]:
     return done.returncode, done.stderr, "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_plan_that_has_not_seen_the_largest_batch_is_said_to_be_wrong(tmp_path: Path) -> None:
     code, told, line = run(tmp_path, MOST)
     assert code == 4, told

@@ -50,6 +50,7 @@ def test_an_exact_change_comes_first_and_fits_by_its_own_plan() -> None:
         assert remedy.config == configured(unstructure(remedy.config), ())[0]
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_nothing_is_found() -> None:
     found = searched(config_of(), target("0.6", 0.01))
     assert found.changes == ()

@@ -64,6 +64,7 @@ def test_nothing_is_written_if_nothing_fits(nothing_fits: tuple[Any, Path]) -> N
     assert not (folder / "fits.toml").exists()
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_the_memory_is_planned_in_little(tmp_path: Path) -> None:
     """6.4 billion parameters; the model, its gradients and its state would be 96 GiB."""
     # VmHWM begins anew with the program; ru_maxrss has the peak of who started it.

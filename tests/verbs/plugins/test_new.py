@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import yaml
+from support import some
 
 from neaptide_verbs.plugins import new, verb
 
@@ -48,7 +49,7 @@ def python(*arguments: object, cwd: Path, env: Mapping[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", new.KINDS)
+@pytest.mark.parametrize("kind", some(new.KINDS))
 def test_what_is_written_installs_passes_its_tests_and_is_found(
     neaptide: Any, folder: Path, environment: dict[str, str], kind: str
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from neaptide_kernels.state_codes.optimizer import CodedOptimizer
 from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
+from neaptide_toolkit.offload.disk import copy
 from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
 from .kernel_step import left_by_kernels
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..tiers.homes import Homes
     from ..weights.block import Block
     from ..weights.residency import Residency
 
@@ -61,7 +63,7 @@ class Updates:
         residency: the device slots of the blocks' weights.
         inwards: the lane (queue) of copies to the device.
         outwards: the lane of copies to the host.
-        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        homes: allocates the state on the host, and its slots on the device.
         split: store the lower half of a float32 master for bfloat16 parameters.
         slots: number of blocks whose state is on the device at once. With 1, no state is
             prefetched.
@@ -73,7 +75,7 @@ class Updates:
         residency: Residency,
         inwards: Lane,
         outwards: Lane,
-        allocate: Callable[[int], torch.Tensor],
+        homes: Homes,
         *,
         split: bool,
         slots: int = 2,
@@ -83,12 +85,13 @@ class Updates:
         self._device = residency.device
         self._inwards, self._outwards = inwards, outwards
         self._split = split
-        self._homes = {block.index: self._new_home(block, allocate) for block in residency.blocks}
+        self._homes = {
+            block.index: self._new_home(block, homes.allocate) for block in residency.blocks
+        }
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
-        flats = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(slots)]
         # A fetch of state comes after a fetch of weights, which waited for kernels that may still
         # use the memory that the allocator has returned.
-        self._slots = [_StateSlot(flat) for flat in flats]
+        self._slots = [_StateSlot(homes.on_device(size)) for _ in range(slots)]
         self._next = cycle(self._slots)
         self.adopt()
 
@@ -120,10 +123,9 @@ class Updates:
         slot.home, home.slot = home, slot
         target, source = slot.flat[: home.layout.bytes], home.flat
 
-        def copy() -> None:
-            target.copy_(source, non_blocking=True)
-
-        home.arrival = self._inwards.submit(f"fetch state of {block.name}", copy, (slot.free,))
+        home.arrival = self._inwards.submit(
+            f"fetch state of {block.name}", lambda: copy(target, source), (slot.free,)
+        )
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
         """Run the optimizer's step for a block that is on the device.
@@ -203,15 +205,14 @@ class Updates:
     def _write_back(self, block: Block, home: _StateBuffer) -> None:
         residency, slot = self._residency, home.slot
         assert block.slot is not None, "a block that was updated is on the device"
-        pairs = block.pairs(block.slot)
+        weights_leave = block.leaving(block.slot)
 
-        def copy() -> None:
-            for weights, host in pairs:
-                host.copy_(weights, non_blocking=True)
+        def leave() -> None:
+            weights_leave()
             if slot is not None:
-                home.flat.copy_(slot.flat[: home.layout.bytes], non_blocking=True)
+                copy(home.flat, slot.flat[: home.layout.bytes])
 
-        ticket = self._outwards.submit(f"write back {block.name}", copy, (computed(self._device),))
+        ticket = self._outwards.submit(f"write back {block.name}", leave, (computed(self._device),))
         residency.leaving(block, ticket)
         if slot is not None:
             slot.free = ticket

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 from neaptide_toolkit.offload import DONE, Ticket, users
+from neaptide_toolkit.offload.disk import copy
 
 from .storages import address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -99,7 +101,15 @@ class Block:
         for parameter, view in zip(self.parameters, views, strict=True):
             _set_data(parameter, view)
 
-    def pairs(self, slot: Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def fetching(self, slot: Slot) -> Callable[[], None]:
+        """Return a function that copies the weights from the host to `slot`."""
+        return partial(_copy_all, self._pairs(slot))
+
+    def leaving(self, slot: Slot) -> Callable[[], None]:
+        """Return a function that copies the weights from `slot` to the host."""
+        return partial(_copy_all, [(home, there) for there, home in self._pairs(slot)])
+
+    def _pairs(self, slot: Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what to copy: tensors in `slot`, each with its tensor on the host."""
         if not self.evicted and not self.apart:
             return [(slot.flat[: self.layout.bytes], self.host)]
@@ -114,6 +124,11 @@ class Block:
 
     def __repr__(self) -> str:
         return f"<Block {self.name!r}>"
+
+
+def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for target, source in pairs:
+        copy(target, source)
 
 
 def owner_of(blocks: Iterable[Block], tensor: torch.Tensor) -> Block | None:

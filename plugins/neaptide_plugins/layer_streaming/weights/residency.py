@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
-
 from neaptide.errors import ModelError, ended_by
 from neaptide_toolkit.offload import computed
 
@@ -19,6 +17,8 @@ from .touched import Touched
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import torch
+
     from neaptide_toolkit.offload import Lane, Ticket
 
 
@@ -28,6 +28,7 @@ class Residency:
     Args:
         blocks: all blocks that stream, with their weights on the host.
         device: the device of the slots.
+        allocate: `allocate(bytes)` returns a uint8 tensor on the device.
         slots: number of slots. At most this number of blocks can be in use at once.
         distance: number of blocks to prefetch.
         lane: the lane (queue) of copies to the device.
@@ -39,6 +40,7 @@ class Residency:
         self,
         blocks: Sequence[Block],
         device: torch.device,
+        allocate: Callable[[int], torch.Tensor],
         *,
         slots: int,
         distance: int,
@@ -55,7 +57,7 @@ class Residency:
         """Number of fetches that were not prefetched."""
         self.fresh: Callable[[], bool] = lambda: False
         """If it returns True, the user may have changed weights: no earlier copy is used."""
-        self._distance = distance
+        self._allocate, self._distance = allocate, distance
         self._lane = lane
         self._poison = poison
         self._clock = 0
@@ -227,8 +229,8 @@ class Residency:
             self.evict(block)
 
     def _new_slot(self, size: int) -> Slot:
-        flat = torch.empty(size, dtype=torch.uint8, device=self.device)
-        return Slot(flat, free=computed(self.device))  # queued kernels may still use this memory
+        # Queued kernels may still use this memory.
+        return Slot(self._allocate(size), free=computed(self.device))
 
     def _is_kept(self, block: Block) -> bool:
         return block.slot is not None and block.slot not in self.slots
@@ -261,16 +263,9 @@ class Residency:
         self._copy_in(block, slot)
 
     def _copy_in(self, block: Block, slot: Slot) -> None:
-        pairs = block.pairs(slot)
-
-        def copy() -> None:
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
-
         block.stale = False
-        block.arrival = self._lane.submit(
-            f"fetch {block.name}", copy, (slot.free, slot.leaving, block.written)
-        )
+        after = (slot.free, slot.leaving, block.written)
+        block.arrival = self._lane.submit(f"fetch {block.name}", block.fetching(slot), after)
         self.fetches += 1
 
     def _fetch_ahead(self, sparing: Sequence[Block] = ()) -> None:

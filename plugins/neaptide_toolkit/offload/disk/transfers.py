@@ -1,0 +1,129 @@
+"""Reads and writes of a file, in pieces on several threads.
+
+A disk is fast only if several large requests are under way at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from neaptide.text import called
+
+from .staging import Staging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    Request = Callable[[int, list[memoryview], int], int]
+
+PIECE = 16 << 20
+"""Bytes of one request."""
+THREADS = 4
+
+
+class Transfers:
+    """Threads that read and write pieces of files.
+
+    Memory that the disk can reach is page-aligned and in RAM. Other memory is copied through
+    `threads` buffers of a piece each.
+
+    Args:
+        device: the device whose memory is read and written, or the CPU.
+        threads: number of requests under way at once.
+        piece: bytes of a request, a multiple of the page size.
+    """
+
+    def __init__(self, device: torch.device, *, threads: int = THREADS, piece: int = PIECE) -> None:
+        if piece % mmap.PAGESIZE or piece <= 0:
+            msg = f"a piece is a multiple of {mmap.PAGESIZE} bytes (got {piece})"
+            raise ValueError(msg)
+        self.device, self.threads, self.piece = device, threads, piece
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="neaptide-disk")
+        self._made: Staging | None = None
+        self._lock = Lock()
+        self._written: Counter[int] = Counter()
+
+    def __repr__(self) -> str:
+        return called(self, f"{self.threads} threads", f"{self.piece} bytes")
+
+    def read(self, number: int, offset: int, target: torch.Tensor) -> None:
+        """Fill `target`, uint8 `[n]` with n whole pages, from a file, from `offset`.
+
+        Raises OSError if the system refuses.
+        """
+        if _reachable(target):
+            self._all(target, lambda part, at: _whole(os.preadv, number, part, offset + at))
+        else:
+            staging = self._staging()
+
+            def read(part: torch.Tensor, at: int) -> None:
+                with staging.buffer() as buffer:
+                    held = buffer.flat[: part.nbytes]
+                    _whole(os.preadv, number, held, offset + at)
+                    buffer.copy(part, held)
+
+            self._all(target, read)
+
+    def write(self, number: int, offset: int, source: torch.Tensor) -> None:
+        """Write `source`, uint8 `[n]` with n whole pages, to a file, from `offset`.
+
+        Raises OSError if the system refuses.
+        """
+        if _reachable(source):
+            self._all(source, lambda part, at: _whole(os.pwritev, number, part, offset + at))
+        else:
+            staging = self._staging()
+
+            def write(part: torch.Tensor, at: int) -> None:
+                with staging.buffer() as buffer:
+                    held = buffer.flat[: part.nbytes]
+                    buffer.copy(held, part)
+                    _whole(os.pwritev, number, held, offset + at)
+
+            self._all(source, write)
+        with self._lock:
+            self._written[number] += source.nbytes
+
+    def written_in(self, number: int) -> int:
+        """Return the bytes written to a file so far."""
+        return self._written[number]
+
+    def _all(self, flat: torch.Tensor, work: Callable[[torch.Tensor, int], None]) -> None:
+        pieces = [(flat[at : at + self.piece], at) for at in range(0, flat.nbytes, self.piece)]
+        under_way = [self._pool.submit(work, *piece) for piece in pieces]
+        wait(under_way)  # the memory is the caller's again only when no thread uses it
+        for each in under_way:
+            each.result()
+
+    def _staging(self) -> Staging:
+        with self._lock:
+            if self._made is None:
+                self._made = Staging(self.threads, self.piece, self.device)
+            return self._made
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+def _reachable(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.data_ptr() % mmap.PAGESIZE == 0
+
+
+def _whole(request: Request, number: int, tensor: torch.Tensor, offset: int) -> None:
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    left = memoryview(memory).cast("B")
+    while left:
+        done = request(number, [left], offset)
+        if not done:
+            msg = "the file is shorter than what was to be read"
+            raise OSError(msg)
+        left, offset = left[done:], offset + done

@@ -1,0 +1,212 @@
+"""Training with weights and state on a disk: the resident run's bits, resumed and told."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import DEVICE, same_bits, tiny_trainer
+from torch import nn
+from torch.nn import functional
+
+from neaptide import ConfigError, HybridTrainer
+from neaptide_toolkit.offload.disk import DiskError, disk_bytes
+from neaptide_toolkit.offload.disk.region import regions
+
+WAYS: dict[str, dict[str, Any]] = {
+    "stored": {},
+    "in backward": {"update": "in_backward"},
+    "in backward, lagged": {"update": "in_backward", "clip": "lagged"},
+    "split": {"update": "in_backward", "master": "split"},
+    "inputs, one slot": {"inputs": "host", "optimizer_slots": 1, "update": "in_backward"},
+    "graph": {"mode": "graph"},
+    "some phases": {"phases": ["warmup"]},
+}
+WIDTH = 48
+HOMES = 4 * (4 * WIDTH * WIDTH + 4 * WIDTH)
+"""Bytes of the weights of four blocks; AdamW's state is twice as large."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.layer(x)).tanh()
+
+
+def trainer_of(
+    settings: dict[str, Any] | None, dtype: torch.dtype = torch.float32
+) -> HybridTrainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *[Block() for _ in range(4)]).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    plugins = {} if settings is None else {"layer-streaming": settings}
+    clipped = settings is not None and settings.get("clip") is not None
+    train = {"clip_norm": 0.05} if clipped else {}
+
+    def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(net(x).float(), torch.ones(len(x), WIDTH, device=DEVICE))
+
+    config = {"train": train, "plugins": plugins}
+    return HybridTrainer(model, optimizer, loss_fn=loss, config=config)
+
+
+def batches(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randn(8, 4, WIDTH, generator=generator).to(DEVICE, dtype))
+
+
+def on_disk(way: str, folder: Path, **others: Any) -> dict[str, Any]:
+    return {"tier": "disk", "path": str(folder), "ram_gib": 0.0} | WAYS[way] | others
+
+
+def dtype_of(way: str) -> torch.dtype:
+    return torch.bfloat16 if "split" in way else torch.float32
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("ram", [0, HOMES // 2, 2 * HOMES])
+def test_weights_are_those_of_a_run_in_ram(way: str, ram: int, tmp_path: Path) -> None:
+    dtype, found = dtype_of(way), []
+    in_ram = WAYS[way] | ({"optimizer_on": "device"} if "update" not in WAYS[way] else {})
+    for settings in (in_ram, on_disk(way, tmp_path, ram_gib=ram / 2**30)):
+        with trainer_of(settings, dtype) as trainer:
+            for batch in batches(dtype):
+                trainer.step(batch)
+            found.append((trainer.digest(), disk_bytes()))
+    (expected, _), (digest, held) = found
+    assert expected == digest
+    assert held > 0
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_weights_are_in_ram_before_state(tmp_path: Path) -> None:
+    held = []
+    gc.collect()
+    before = disk_bytes()
+    for ram in (0, HOMES // 2, HOMES, 2 * HOMES, 3 * HOMES):
+        # A little more, for the gaps between tensors.
+        settings = on_disk("in backward", tmp_path, ram_gib=1.05 * ram / 2**30)
+        with trainer_of(settings) as trainer:
+            trainer.step(batches()[0])
+            held.append((disk_bytes() - before) / HOMES)
+        del trainer
+        gc.collect()
+        assert before == disk_bytes()
+    assert [3.0, 2.5, 2.0, 1.0, 0.0] == pytest.approx(held, abs=0.05)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_follows_a_resume_is_what_would_have_followed(way: str, tmp_path: Path) -> None:
+    dtype = dtype_of(way)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    with trainer_of(on_disk(way, folder), dtype) as trainer:
+        for number, batch in enumerate(batches(dtype), start=1):
+            trainer.step(batch)
+            if number == 4:
+                trainer.save(tmp_path / "middle")
+        expected = trainer.digest()
+    # A checkpoint does not depend on where the state was.
+    for settings in (on_disk(way, folder), on_disk(way, folder, ram_gib=1.0)):
+        with trainer_of(settings, dtype) as again:
+            again.step(batches(dtype)[0])
+            again.load(tmp_path / "middle", allow_changes=True)
+            for batch in batches(dtype)[4:]:
+                again.step(batch)
+            assert expected == again.digest()
+
+
+def test_what_the_user_does_to_weights_counts(tmp_path: Path) -> None:
+    found = []
+    for settings in ({"update": "in_backward"}, on_disk("in backward", tmp_path)):
+        with trainer_of(settings) as trainer:
+            for batch in batches():
+                trainer.step(batch)
+                with torch.no_grad():
+                    trainer.model[2].layer.weight.mul_(0.9)
+                    trainer.optimizer.state[trainer.model[3].layer.weight]["exp_avg"].mul_(0.5)
+            found.append({name: one.clone() for name, one in trainer.model.state_dict().items()})
+    one, other = found
+    assert [] == [name for name in one if not same_bits(one[name], other[name])]
+
+
+def test_several_disks_share_the_work(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    settings = on_disk("in backward", tmp_path, path=[str(folder) for folder in folders])
+    with trainer_of(settings) as trainer:
+        trainer.step(batches()[0])
+        sizes = Counter[Path]()
+        for region in regions():
+            sizes[region.file.folder] += region.size
+    assert sizes[folders[0]] == sizes[folders[1]] > 0
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_write_that_the_disk_refuses_is_told_and_training_goes_on(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, refused = os.pwritev, []
+
+    def refusing(number: int, parts: Any, offset: int) -> int:
+        if len(refused) < 3:
+            refused.append(offset)
+            raise OSError(code, os.strerror(code))
+        return whole(number, parts, offset)
+
+    with trainer_of({"update": "in_backward"}) as trainer:
+        for batch in batches():
+            trainer.step(batch)
+        expected = trainer.digest()
+    with trainer_of(on_disk("in backward", tmp_path)) as trainer:
+        for number, batch in enumerate(batches()):
+            if number == 3:
+                monkeypatch.setattr(os, "pwritev", refusing)
+            trainer.step(batch)
+        assert expected == trainer.digest()
+    assert len(refused) == 3
+
+
+def test_a_read_that_the_disk_refuses_ends_the_run_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    trainer = trainer_of(on_disk("in backward", tmp_path))
+    trainer.step(batches()[0])
+    monkeypatch.setattr(os, "preadv", refusing)
+    with pytest.raises(DiskError, match=r"cannot read \d+ bytes in .*: Input/output error; check"):
+        trainer.step(batches()[1])
+    monkeypatch.undo()
+    trainer.close()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tier": "disk"}, "'path' names the directories of tier = 'disk'"),
+    ({"path": "/tmp"}, "'path' names the directories of tier = 'disk'"),
+    ({"ram_gib": 1.0}, r"'ram_gib' needs tier = 'disk' \(got 1.0\); host_gib limits the RAM"),
+    ({"tier": "disk", "path": "/dev/shm"}, "keeps files in RAM; name one on a disk"),
+    ({"tier": "disk", "path": "/nowhere"}, "'/nowhere' is not a directory"),
+    ({"tier": "disk", "path": "/tmp", "ram_gib": -1.0}, "must be >= 0"),
+    ({"tier": "disk", "path": "/tmp", "optimizer_on": "cpu"}, "with tier = 'disk'"),
+    ({"tier": "flash"}, "flash"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_what_cannot_be_is_refused_in_a_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        tiny_trainer({"plugins": {"layer-streaming": settings}})
+    assert "\n" not in str(refused.value)
+    assert "@ plugins.layer-streaming" in str(refused.value)

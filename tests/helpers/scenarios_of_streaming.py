@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +17,8 @@ from torch.nn import functional
 
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_plugins.layer_streaming.tiers.homes import DiskTier, Homes
+from neaptide_toolkit.offload.disk import TierFile, Transfers
 from neaptide_toolkit.recompute import find_blocks
 
 if TYPE_CHECKING:
@@ -42,14 +47,14 @@ class LastOnly(Net):
 
 
 def stream_of(
-    model: nn.Module, **settings: Any
+    model: nn.Module, homes: Homes | None = None, **settings: Any
 ) -> tuple[Streaming, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
     """Return a streamed model, its optimizer, and a function that computes the next loss."""
     optimizer = torch.optim.AdamW(
         [each for each in model.parameters() if each.requires_grad], lr=1e-2, foreach=False
     )
     streaming = Streaming(
-        model, find_blocks(model), optimizer, DEVICE, StreamingSettings(**settings)
+        model, find_blocks(model), optimizer, DEVICE, StreamingSettings(**settings), homes=homes
     )
 
     batches = iter(torch.randint(0, 11, (20, 4, 6)).to(DEVICE))  # no later copy of them waits
@@ -107,6 +112,23 @@ def updated_in_place() -> Result:
     model = LastOnly()
     streaming, _, loss = stream_of(model, on_device=True, in_backward=True)
     losses = [update(streaming, loss) for _ in range(4)]
+    return ended(streaming, model, losses)
+
+
+def from_disk(ram: int) -> Result:
+    """Stream from a file and, for the first `ram` bytes, from RAM; read and load state at once."""
+    torch.manual_seed(4)
+    model = LastOnly()
+    transfers = Transfers(DEVICE, piece=mmap.PAGESIZE)
+    with TemporaryDirectory() as folder:
+        tier = DiskTier((TierFile(Path(folder), transfers),), ram)
+    homes = Homes(DEVICE, pin=True, disk=tier)
+    streaming, optimizer, loss = stream_of(model, homes, on_device=True, in_backward=True)
+    losses = [update(streaming, loss) for _ in range(3)]
+    for held in optimizer.state.values():
+        held["exp_avg"].mul_(0.5)
+    streaming.forget_copies()
+    losses += [update(streaming, loss) for _ in range(2)]
     return ended(streaming, model, losses)
 
 

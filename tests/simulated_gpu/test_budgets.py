@@ -25,7 +25,7 @@ print(json.dumps(attrs.asdict(judged(case))))
 """
 
 
-@pytest.mark.parametrize("seed", some(range(80), 8))
+@pytest.mark.parametrize("seed", some(range(80), 16))
 def test_what_fits_stays_below_the_budget_and_nothing_else_does(seed: int) -> None:
     found = judged(seed)
     if found.fits:

@@ -33,7 +33,7 @@ PACKAGES = (
     "neaptide_plugins.layer_streaming",
 )
 OFFLOAD, OFFLOAD_STATE, STREAMING = PACKAGES
-OF_THE_CPU = "of the lane that is a thread, which a device does not use; the tests of lanes tell it"
+OF_THE_CPU = "of the lane that is a thread: a device uses it for a disk; the tests of lanes tell it"
 BY_CTYPES = "it orders a read by ctypes, which the device does not see"
 EXCEPTIONS = {
     (f"{OFFLOAD}.lanes", "wait", "self.finish()"): OF_THE_CPU,
@@ -149,7 +149,15 @@ def needed() -> list[Mutant]:
     return [one for one in found() if not keys(one) & EXCEPTIONS.keys()]
 
 
-@pytest.mark.parametrize("mutant", needed(), ids=str)
+def every_fourth() -> list[Any]:
+    """Return what is needed; three of four are slow. A helper for that imports too much."""
+    return [
+        pytest.param(one, id=str(one), marks=[pytest.mark.slow] if place % 4 else [])
+        for place, one in enumerate(needed())
+    ]
+
+
+@pytest.mark.parametrize("mutant", every_fourth())
 def test_a_missing_wait_is_told(mutant: Mutant, expected: dict[str, Any]) -> None:
     assert mutant.module not in sys.modules
     assert in_child(lambda: told(mutant, expected)) == TOLD

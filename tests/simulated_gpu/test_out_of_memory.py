@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support import some
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +63,7 @@ def lengths(width, length):
 """
 
 
+@pytest.mark.slow
 def test_a_plan_that_has_not_seen_the_largest_batch_is_said_to_be_wrong(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(LENGTHS)
     data = ("--set", "data.name=own:lengths", "--set", "data.options.length=65536")
@@ -80,7 +82,7 @@ def test_a_plan_that_has_not_seen_the_largest_batch_is_said_to_be_wrong(tmp_path
     assert float(found[2]) >= 1.5
 
 
-@pytest.mark.parametrize("plan", ["auto", "always"])
+@pytest.mark.parametrize("plan", some(["always", "auto"]))
 def test_a_run_that_does_not_fit_the_device_is_refused(tmp_path: Path, plan: str) -> None:
     # With "auto" the model, of 16 MiB, is large beside a device of 0.1 GiB.
     capacity = 0.1 if plan == "auto" else 0.6

@@ -11,6 +11,7 @@ from neaptide.io.units import size
 from neaptide_toolkit.machine.devices import free_bytes
 from neaptide_toolkit.offload import BufferLayout
 
+from .tiers.disk import least
 from .updates.blockwise import state_tensors
 from .weights.blocks import owned_parameters
 
@@ -125,12 +126,6 @@ def spare_bytes(device: torch.device, gib: float | None) -> int:
         return 0
     limit = least((free_bytes(device) or 0) + reserved, gib) or 0
     return max(0, limit - limit // 10 - peak)
-
-
-def least(room: int | None, gib: float | None) -> int | None:
-    """Return the smaller of `room` (bytes) and `gib` (GiB), in bytes; None if both are None."""
-    allowed = None if gib is None else int(gib * 1024**3)
-    return min((value for value in (room, allowed) if value is not None), default=None)
 
 
 def _nonzero(parts: dict[str, int]) -> dict[str, int]:

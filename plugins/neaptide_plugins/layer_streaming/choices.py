@@ -8,9 +8,9 @@ from neaptide_toolkit.machine.devices import free_bytes
 from neaptide_toolkit.machine.facts import memory
 from neaptide_toolkit.machine.pretended import kind_of
 
-from .budget import least, plan, shortage
+from .budget import plan, shortage
 from .settings import StreamingSettings
-from .tiers.disk import MOVABLE, opened, ram_for_homes
+from .tiers.disk import MOVABLE, least, opened, ram_for_homes
 from .updates.stepping import adoptable
 from .weights.blocks import parameters_outside
 

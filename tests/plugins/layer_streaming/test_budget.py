@@ -13,7 +13,8 @@ from support import DEVICE, environment, tiny_trainer
 
 from neaptide import DoesNotFitError
 from neaptide.io.units import size
-from neaptide_plugins.layer_streaming.budget import least, shortage
+from neaptide_plugins.layer_streaming.budget import shortage
+from neaptide_plugins.layer_streaming.tiers.disk import least
 
 LIMITS = {DEVICE.type: "device_gib"} | {"cpu": "host_gib"}
 """What limits the memory of each kind of device."""

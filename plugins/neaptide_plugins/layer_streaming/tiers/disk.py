@@ -12,7 +12,6 @@ from neaptide_toolkit.machine.facts import memory
 from neaptide_toolkit.machine.pretended import is_pretended, ram_of
 from neaptide_toolkit.offload.disk import PretendedFile, TierFile, Transfers
 
-from ..budget import least
 from .homes import DiskTier
 
 if TYPE_CHECKING:
@@ -26,6 +25,12 @@ MOVABLE = ("weights", "optimizer state")
 """The uses of RAM, in a `StreamingPlan`, that may be on the disk."""
 _SHARE = 0.75
 """Share of the free RAM that is used if no limit is set."""
+
+
+def least(room: int | None, gib: float | None) -> int | None:
+    """Return the smaller of `room` (bytes) and `gib` (GiB), in bytes; None if both are None."""
+    allowed = None if gib is None else int(gib * 1024**3)
+    return min((value for value in (room, allowed) if value is not None), default=None)
 
 
 def ram_for_homes(config: LayerStreamingConfig, needed: Mapping[str, int]) -> int:

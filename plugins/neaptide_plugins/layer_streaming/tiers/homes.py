@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide_toolkit.machine.pretended import kind_of
 from neaptide_toolkit.offload import Slab
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Homes:
 
     def on_device(self, size: int) -> torch.Tensor:
         """Return memory of the device for copies from the host, uint8 `[size]`, uninitialised."""
-        if self.files and self._device.type == "cpu":
+        if self.files and kind_of(self._device) == "cpu":
             return Slab(size).flat  # page-aligned, so that the disk reads and writes it directly
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 

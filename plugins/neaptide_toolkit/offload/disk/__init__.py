@@ -7,8 +7,7 @@ from neaptide.renamed import missing_in
 from .copying import copy, disk_bytes
 from .errors import DiskError
 from .pretended_file import FilePages, PretendedFile
-from .region import Region, region_of
-from .tier_file import TierFile
+from .tier_file import Region, TierFile, region_of
 from .transfers import Transfers
 
 __all__ = [

@@ -6,12 +6,12 @@ import mmap
 from typing import TYPE_CHECKING
 
 from .errors import disk_error
-from .region import region_of, regions
+from .tier_file import region_of, regions
 
 if TYPE_CHECKING:
     import torch
 
-    from .region import Region
+    from .tier_file import Region
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from neaptide.text import called
-
 from neaptide_toolkit.offload.pages import Pages, mapped
 
 if TYPE_CHECKING:

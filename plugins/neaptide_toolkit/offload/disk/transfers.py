@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from neaptide.text import called
 
-from .staging import Staging
+from .bouncing import BounceBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class Transfers:
             raise ValueError(msg)
         self.device, self.threads, self.piece = device, threads, piece
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="neaptide-disk")
-        self._made: Staging | None = None
+        self._made: BounceBuffers | None = None
         self._lock = Lock()
         self._written: Counter[int] = Counter()
 
@@ -62,10 +62,10 @@ class Transfers:
         if _reachable(target):
             self._all(target, lambda part, at: _whole(os.preadv, number, part, offset + at))
         else:
-            staging = self._staging()
+            buffers = self._bouncing()
 
             def read(part: torch.Tensor, at: int) -> None:
-                with staging.buffer() as buffer:
+                with buffers.one() as buffer:
                     held = buffer.flat[: part.nbytes]
                     _whole(os.preadv, number, held, offset + at)
                     buffer.copy(part, held)
@@ -80,10 +80,10 @@ class Transfers:
         if _reachable(source):
             self._all(source, lambda part, at: _whole(os.pwritev, number, part, offset + at))
         else:
-            staging = self._staging()
+            buffers = self._bouncing()
 
             def write(part: torch.Tensor, at: int) -> None:
-                with staging.buffer() as buffer:
+                with buffers.one() as buffer:
                     held = buffer.flat[: part.nbytes]
                     buffer.copy(held, part)
                     _whole(os.pwritev, number, held, offset + at)
@@ -103,10 +103,10 @@ class Transfers:
         for each in under_way:
             each.result()
 
-    def _staging(self) -> Staging:
+    def _bouncing(self) -> BounceBuffers:
         with self._lock:
             if self._made is None:
-                self._made = Staging(self.threads, self.piece, self.device)
+                self._made = BounceBuffers(self.threads, self.piece, self.device)
             return self._made
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide_toolkit.offload.disk import DiskError, disk_bytes
-from neaptide_toolkit.offload.disk.region import regions
+from neaptide_toolkit.offload.disk.tier_file import regions
 
 WAYS: dict[str, dict[str, Any]] = {
     "stored": {},

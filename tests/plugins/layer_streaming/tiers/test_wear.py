@@ -84,4 +84,4 @@ def test_refused_writes_are_told_once() -> None:
 def test_a_drive_lasts_as_the_data_sheet_says() -> None:
     assert days(620_000_000_000, 620 / 3.5, 1200e12) == pytest.approx(3.97, abs=0.01)
     assert days(0, 1.0) == float("inf")
-    assert told(1 << 30, None) == "an update writes 1.00 GiB to the disk"
+    assert told(1 << 30, None) == "an update writes 1.0 GiB to the disk"

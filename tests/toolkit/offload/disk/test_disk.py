@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from neaptide_toolkit.offload import Slab
 from neaptide_toolkit.offload.disk import DiskError, TierFile, Transfers, copy, disk_bytes
-from neaptide_toolkit.offload.disk.region import region_of
+from neaptide_toolkit.offload.disk.tier_file import region_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,6 +135,7 @@ def test_a_file_system_without_nameless_files_has_nothing_left_either(
 
 
 def test_the_room_is_counted_as_long_as_a_tensor_uses_it(file: TierFile) -> None:
+    gc.collect()
     before = disk_bytes()
     flat, other = file.allocate(5000), file.allocate(70)
     view = flat[:8].view(torch.float32)
@@ -231,7 +232,7 @@ def test_without_room_in_ram_a_refused_write_is_an_error(
 ) -> None:
     flat = file.allocate(2 * PAGE)
     monkeypatch.setattr(os, "pwritev", refusing(errno.EIO))
-    monkeypatch.setattr("neaptide_toolkit.offload.disk.region._LEFT", 2**62)
+    monkeypatch.setattr("neaptide_toolkit.offload.disk.tier_file._LEFT", 2**62)
     with pytest.raises(
         DiskError, match=r"cannot write 8192 bytes in .*: Input/output error; check"
     ):

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide.devices import api_of, has_streams
-
 from neaptide_toolkit.offload.host_memory import Slab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Buffer:
+class BounceBuffer:
     """A page-aligned buffer in RAM, with a stream of its own if the device has streams."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -35,16 +34,16 @@ class Buffer:
         return nullcontext() if self._stream is None else api_of(self._device).stream(self._stream)
 
 
-class Staging:
+class BounceBuffers:
     """Buffers that threads take and give back."""
 
     def __init__(self, count: int, size: int, device: torch.device) -> None:
-        self._free: SimpleQueue[Buffer] = SimpleQueue()
+        self._free: SimpleQueue[BounceBuffer] = SimpleQueue()
         for _ in range(count):
-            self._free.put(Buffer(size, device))
+            self._free.put(BounceBuffer(size, device))
 
     @contextmanager
-    def buffer(self) -> Iterator[Buffer]:
+    def one(self) -> Iterator[BounceBuffer]:
         """Take a buffer that nobody uses; wait for one if there is none."""
         taken = self._free.get()
         try:

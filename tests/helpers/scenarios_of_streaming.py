@@ -125,9 +125,9 @@ def from_disk(ram: int) -> Result:
     homes = Homes(DEVICE, pin=True, disk=tier)
     streaming, optimizer, loss = stream_of(model, homes, on_device=True, in_backward=True)
     losses = [update(streaming, loss) for _ in range(3)]
+    streaming.forget_copies()
     for held in optimizer.state.values():
         held["exp_avg"].mul_(0.5)
-    streaming.forget_copies()
     losses += [update(streaming, loss) for _ in range(2)]
     return ended(streaming, model, losses)
 

@@ -74,7 +74,7 @@ SCENARIOS: dict[str, Callable[[], Result]] = {
     "one block trains": streaming.one_block_trains,
     "updated in place": streaming.updated_in_place,
     "from a disk": partial(streaming.from_disk, 0),
-    "from RAM and a disk": partial(streaming.from_disk, 6000),
+    "from RAM and a disk": partial(streaming.from_disk, 1 << 20),
     "unfrozen": streaming.unfrozen,
     "not foreseen": streaming.an_update_that_was_not_foreseen,
     "kept and let go": streaming.kept_and_let_go,

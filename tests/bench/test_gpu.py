@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
+    "beyond_ram": "it limits the RAM of a CPU, which is the device",
     "data": "it reads and tokenizes files, and trains on a CPU beside it",
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",

@@ -94,8 +94,12 @@ def steps(run: Path) -> list[dict[str, str]]:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no kill that cannot be caught")
 @pytest.mark.parametrize(
     "way",
-    [{}, {"update": "in_backward", "inputs": "host"}],
-    ids=["stored", "in backward"],
+    [
+        {},
+        {"update": "in_backward", "inputs": "host"},
+        {"update": "in_backward", "tier": "disk", "path": ".", "ram_gib": 0.0},
+    ],
+    ids=["stored", "in backward", "from a disk"],
 )
 def test_what_was_killed_goes_on_to_the_bit(
     way: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,3 +123,4 @@ def test_what_was_killed_goes_on_to_the_bit(
     assert 0 == main([*command, "--set", "run.dir=killed", "--resume", "auto"])
     assert digest(tmp_path / "whole") == digest(tmp_path / "killed")
     assert steps(tmp_path / "whole") == steps(tmp_path / "killed")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def trainer_of(
 def batches(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     return list(torch.randn(8, 4, WIDTH, generator=generator).to(DEVICE, dtype))
+
+
+class Failing:
+    """`os.pwritev`, of which one call fails."""
+
+    def __init__(self, code: int) -> None:
+        self._code, self._whole = code, os.pwritev
+        self.fail(0)
+
+    def fail(self, number: int) -> None:
+        self._number, self.calls = number, 0
+
+    def __call__(self, number: int, parts: Any, offset: int) -> int:
+        self.calls += 1
+        if self.calls == self._number:
+            raise OSError(self._code, os.strerror(self._code))
+        return self._whole(number, parts, offset)
+
+
+def train(trainer: HybridTrainer) -> None:
+    for batch in batches():
+        trainer.step(batch)
 
 
 def on_disk(way: str, folder: Path, **others: Any) -> dict[str, Any]:
@@ -175,6 +198,43 @@ def test_a_write_that_the_disk_refuses_is_told_and_training_goes_on(
             trainer.step(batch)
         assert expected == trainer.digest()
     assert len(refused) == 3
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_any_write_may_fail_once(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest() -> str:
+        with trainer_of(on_disk("in backward", tmp_path)) as trainer:
+            for batch in batches()[:3]:
+                trainer.step(batch)
+            return trainer.digest()
+
+    disk = Failing(code)
+    monkeypatch.setattr(os, "pwritev", disk)
+    expected, made = digest(), disk.calls
+    assert made > 12
+    for number in range(1, made + 1):
+        disk.fail(number)
+        assert expected == digest(), number
+        assert disk.calls >= number
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_without_room_in_ram_any_write_that_fails_is_a_line(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Failing(code)
+    monkeypatch.setattr(os, "pwritev", disk)
+    monkeypatch.setattr("neaptide_toolkit.offload.disk.tier_file._LEFT", 2**62)
+    for number in range(1, 12):
+        disk.fail(number)
+        trainer = trainer_of(on_disk("in backward", tmp_path))
+        with pytest.raises(DiskError, match=r"cannot write \d+ bytes in .*; ") as told:
+            train(trainer)
+        assert "\n" not in str(told.value)
+        with suppress(DiskError):  # nobody may have waited for the write
+            trainer.close()
 
 
 def test_a_read_that_the_disk_refuses_ends_the_run_in_a_line(

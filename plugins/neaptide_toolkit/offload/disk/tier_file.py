@@ -10,7 +10,6 @@ past the page cache. The system keeps both ways in agreement as long as they are
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import tempfile
@@ -26,6 +25,11 @@ from neaptide_toolkit.machine.facts import memory
 from neaptide_toolkit.machine.file_systems import IN_MEMORY, kind_of
 
 from .errors import disk_error
+
+try:
+    import fcntl
+except ImportError:  # Windows, which has no disk tier
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +99,10 @@ class TierFile:
         except OSError as error:
             raise disk_error(error, self.folder, f"get {whole} bytes") from error
         self.size += whole
-        return Region(self, offset, size).mapped()
+        try:
+            return Region(self, offset, size).mapped()
+        except OSError as error:
+            raise disk_error(error, self.folder, f"map {whole} bytes") from error
 
     @property
     def written_bytes(self) -> int:

@@ -115,7 +115,8 @@ def alone(folder: Path) -> dict[str, float]:
 
 
 def _status(name: str) -> int:
-    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(f"{name}:"))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (one for one in lines if one.startswith(f"{name}:"))
     return int(line.split()[1]) << 10
 
 

@@ -3,8 +3,8 @@
     python bench/runs/startup.py [--rounds N] [--json PATH]
 
 The script imports torch, builds a transformer as large as `builtin:byte-gpt`, reads the standard
-library's sources, makes one fused update of AdamW, and saves weights and optimizer. `neaptide run` does it
-with its configuration, events, guard and checkpoint. Each round runs both, in an order that
+library's sources, makes one fused update of AdamW, and saves weights and optimizer. `neaptide run`
+does it with its configuration, events, guard and checkpoint. Each round runs both, in an order that
 changes. Times are of the clock, and of the processor (user and system). The last table says which
 imports of the run the script does not make, by package, in milliseconds of `-X importtime`.
 """
@@ -48,7 +48,8 @@ files = []
 for folder, folders, names in os.walk(sysconfig.get_paths()["stdlib"]):
     folders[:] = set(folders) - {"__pycache__", "idle_test", "site-packages", "test", "tests"}
     files += [Path(folder, name) for name in names if name.endswith(".py")]
-text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, sorted(files)))), dtype=torch.uint8).long()
+read = bytearray(b"".join(map(Path.read_bytes, sorted(files))))
+text = torch.frombuffer(read, dtype=torch.uint8).long()
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 starts = torch.randint(len(text) - 129, (16,)).tolist()

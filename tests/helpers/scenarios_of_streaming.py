@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import disks
 import torch
 from on_device import DEVICE, Result, digest_of
 from streamed_net import WAYS, Net, trained_net
@@ -120,7 +121,7 @@ def from_disk(ram: int) -> Result:
     torch.manual_seed(4)
     model = LastOnly()
     transfers = Transfers(DEVICE, piece=mmap.PAGESIZE)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=disks.folder()) as folder:
         tier = DiskTier((TierFile(Path(folder), transfers),), ram)
     homes = Homes(DEVICE, pin=True, disk=tier)
     streaming, optimizer, loss = stream_of(model, homes, on_device=True, in_backward=True)

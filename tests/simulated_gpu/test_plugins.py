@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+import disks
 import pytest
 import torch
 from on_device import task_on_device
@@ -28,12 +29,12 @@ NOT_EXACT = {
     ("ema", "warmup", False): "another mean",
     ("layer-streaming", "clip", "per_tensor"): "another update",
     ("layer-streaming", "clip", "lagged"): "another update",
-    ("layer-streaming", "tier", "disk"): "it needs a path; the plugin's tests have one",
     ("layer-streaming", "master", "split"): "of bfloat16 weights, which tests of the plugin train",
 }
 """Choices of exact plugins that change the bits, and why."""
 
 NEEDS = {
+    ("layer-streaming", "tier", "disk"): {"path": disks.folder(), "ram_gib": 0.0},
     ("profiler", "trace_ops", True): {"trace": [2, 5]},
     ("profiler", "snapshot_history", True): {"snapshot_at": [3]},
 }

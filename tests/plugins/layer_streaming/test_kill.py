@@ -8,14 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import disks
 import pytest
 
 from neaptide.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TASK = """
 import os
@@ -97,7 +95,7 @@ def steps(run: Path) -> list[dict[str, str]]:
     [
         {},
         {"update": "in_backward", "inputs": "host"},
-        {"update": "in_backward", "tier": "disk", "path": ".", "ram_gib": 0.0},
+        {"update": "in_backward", "tier": "disk", "path": disks.folder(), "ram_gib": 0.0},
     ],
     ids=["stored", "in backward", "from a disk"],
 )
@@ -123,4 +121,4 @@ def test_what_was_killed_goes_on_to_the_bit(
     assert 0 == main([*command, "--set", "run.dir=killed", "--resume", "auto"])
     assert digest(tmp_path / "whole") == digest(tmp_path / "killed")
     assert steps(tmp_path / "whole") == steps(tmp_path / "killed")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert not [*Path(disks.folder()).glob(".neaptide-*")]

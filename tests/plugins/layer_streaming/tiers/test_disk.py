@@ -8,8 +8,10 @@ import os
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
+import disks
 import pytest
 import torch
 from support import DEVICE, same_bits, tiny_trainer
@@ -19,6 +21,9 @@ from torch.nn import functional
 from neaptide import ConfigError, HybridTrainer
 from neaptide_toolkit.offload.disk import DiskError, disk_bytes
 from neaptide_toolkit.offload.disk.tier_file import regions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WAYS: dict[str, dict[str, Any]] = {
     "stored": {},
@@ -32,6 +37,12 @@ WAYS: dict[str, dict[str, Any]] = {
 WIDTH = 48
 HOMES = 4 * (4 * WIDTH * WIDTH + 4 * WIDTH)
 """Bytes of the weights of four blocks; AdamW's state is twice as large."""
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with TemporaryDirectory(dir=disks.folder()) as made:
+        yield Path(made)
 
 
 class Block(nn.Module):

@@ -10,8 +10,10 @@ import os
 import resource
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import disks
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with TemporaryDirectory(dir=disks.folder()) as made:
+        yield Path(made)
 
 
 @pytest.fixture

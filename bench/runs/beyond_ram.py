@@ -61,7 +61,6 @@ def build(way: str, given: argparse.Namespace, file: Path) -> HybridTrainer:
         streaming = STREAMED | {"weights": str(file)}
         if way == LIMITED:
             streaming |= {"tier": "disk", "path": str(given.folder), "ram_gib": 0.0}
-            streaming |= {"prefetch_distance": 1}
         plugins = {"layer-streaming": streaming}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     config = {"train": {"device": "cpu"}, "plugins": plugins}

@@ -103,8 +103,8 @@ def room_for(
     if config.tier == "disk":
         ram = ram_for_homes(config, host)
         disk = opened(config, device, ram, max(0, needed.homes - ram))
-        for use in MOVABLE:
-            host.pop(use, None)
+        movable = sum(host.pop(use, 0) for use in MOVABLE)
+        host["weights and optimizer state"] = min(ram, movable)
     problem = shortage(host, least(memory().room, config.host_gib), "RAM")
     if problem is None and (device.type != "cpu" or config.device_gib is not None):
         room = least(free_bytes(device), config.device_gib)

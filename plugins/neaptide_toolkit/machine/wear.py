@@ -8,8 +8,6 @@ DAY = 86_400.0
 RATED = 600e12
 """Bytes that may be written to a drive of 1 TB, by the data sheets of many consumer drives. Drives
 for servers have 5 to 15 times as much."""
-FEW_DAYS = 180.0
-"""A drive that lasts less is worth a question."""
 
 
 def days(written: int, seconds: float, rated: float = RATED) -> float:

@@ -93,7 +93,7 @@ class TierFile:
         Raises:
             DiskError: the disk has no room, or the system refuses.
         """
-        offset, whole = self.size, -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        offset, whole = self.size, _whole_pages(size)
         try:
             os.posix_fallocate(self.number, offset, whole)
         except OSError as error:

@@ -59,38 +59,34 @@ class Transfers:
 
         Raises OSError if the system refuses.
         """
-        if _reachable(target):
-            self._all(target, lambda part, at: _whole(os.preadv, number, part, offset + at))
-        else:
-            buffers = self._bouncing()
-
-            def read(part: torch.Tensor, at: int) -> None:
-                with buffers.one() as buffer:
-                    held = buffer.flat[: part.nbytes]
-                    _whole(os.preadv, number, held, offset + at)
-                    buffer.copy(part, held)
-
-            self._all(target, read)
+        self._move(number, offset, target, writes=False)
 
     def write(self, number: int, offset: int, source: torch.Tensor) -> None:
         """Write `source`, uint8 `[n]` with n whole pages, to a file, from `offset`.
 
         Raises OSError if the system refuses.
         """
-        if _reachable(source):
-            self._all(source, lambda part, at: _whole(os.pwritev, number, part, offset + at))
-        else:
-            buffers = self._bouncing()
-
-            def write(part: torch.Tensor, at: int) -> None:
-                with buffers.one() as buffer:
-                    held = buffer.flat[: part.nbytes]
-                    buffer.copy(held, part)
-                    _whole(os.pwritev, number, held, offset + at)
-
-            self._all(source, write)
+        self._move(number, offset, source, writes=True)
         with self._lock:
             self._written[number] += source.nbytes
+
+    def _move(self, number: int, offset: int, flat: torch.Tensor, *, writes: bool) -> None:
+        request: Request = os.pwritev if writes else os.preadv
+        buffers = None if _reachable(flat) else self._bouncing()
+
+        def move(part: torch.Tensor, at: int) -> None:
+            if buffers is None:
+                _whole(request, number, part, offset + at)
+                return
+            with buffers.one() as buffer:
+                held = buffer.flat[: part.nbytes]
+                if writes:
+                    buffer.copy(held, part)
+                _whole(request, number, held, offset + at)
+                if not writes:
+                    buffer.copy(part, held)
+
+        self._all(flat, move)
 
     def written_in(self, number: int) -> int:
         """Return the bytes written to a file so far."""

@@ -18,7 +18,7 @@ from support import DEVICE, same_bits, tiny_trainer
 from torch import nn
 from torch.nn import functional
 
-from neaptide import ConfigError, HybridTrainer
+from neaptide import ConfigError, DoesNotFitError, HybridTrainer
 from neaptide_toolkit.offload.disk import DiskError, disk_bytes
 from neaptide_toolkit.offload.disk.tier_file import regions
 
@@ -261,6 +261,15 @@ def test_a_read_that_the_disk_refuses_ends_the_run_in_a_line(
         trainer.step(batches()[1])
     monkeypatch.undo()
     trainer.close()
+
+
+def test_more_in_ram_than_there_is_is_refused(tmp_path: Path) -> None:
+    limit = 110_000 / 2**30  # what must be in RAM is less, and with the state it is more
+    with trainer_of(on_disk("in backward", tmp_path, host_gib=limit)) as trainer:
+        trainer.step(batches()[0])
+    with pytest.raises(DoesNotFitError, match=r"weights and optimizer state \d+") as refused:
+        trainer_of(on_disk("in backward", tmp_path, host_gib=limit, ram_gib=1.0))
+    assert "\n" not in str(refused.value)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

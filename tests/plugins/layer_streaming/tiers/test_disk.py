@@ -264,7 +264,7 @@ def test_a_read_that_the_disk_refuses_ends_the_run_in_a_line(
 
 
 def test_more_in_ram_than_there_is_is_refused(tmp_path: Path) -> None:
-    # What must be in RAM is less, and with the state it is more. On a CPU the slots are in RAM, too.
+    # What must be in RAM is less, with the state it is more. On a CPU the slots are in RAM, too.
     limit = (110_000 if DEVICE.type == "cpu" else 50_000) / 2**30
     with trainer_of(on_disk("in backward", tmp_path, host_gib=limit)) as trainer:
         trainer.step(batches()[0])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 import os
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from neaptide_toolkit.machine.mappings import cached_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,18 +65,15 @@ def shards(folder: Path) -> list[Path]:
 
 def cool(folder: Path) -> float:
     """Let the files leave the page cache; return the share of their pages that stays."""
-    kept = pages = 0
+    kept = size = 0.0
     for path in shards(folder):
         with path.open("rb") as file:
             os.fsync(file)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            with mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
-                seen = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
-                place = ctypes.c_char.from_buffer(mapped)
-                length = ctypes.c_size_t(len(mapped))
-                if ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(place), length, seen):
-                    raise OSError(ctypes.get_errno(), "mincore")
-                del place
-            kept += sum(one & 1 for one in seen)
-            pages += len(seen)
-    return kept / pages
+        part = cached_part(path)
+        if part is None:
+            msg = "this system does not say what is in its page cache"
+            raise OSError(msg)
+        kept += part * path.stat().st_size
+        size += path.stat().st_size
+    return kept / size

@@ -60,6 +60,8 @@ class ModelSpec:
     scheme: str
     name: str
     options: Mapping[str, Any]
+    placed: bool = False
+    """A plugin moves the weights to the device: their values may be left in files, mapped."""
     __repr__ = one_line
 
 

@@ -96,7 +96,7 @@ def build_task(config: RunConfig, hooks: HookManager) -> Task:
         msg = "name a model: 'builtin:byte-gpt' or 'package.module:factory' @ model.name"
         raise ConfigError(msg)
     scheme, name = split_name(config.model.name, hooks.specs.values())
-    spec = ModelSpec(scheme, name, config.model.options)
+    spec = ModelSpec(scheme, name, config.model.options, is_placed(hooks))
     with BUILDING.get()():
         built = hooks.first("build_model", (torch.nn.Module, Task), spec=spec)
     if built is None:

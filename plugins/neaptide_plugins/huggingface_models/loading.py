@@ -14,9 +14,10 @@ from neaptide import ConfigError
 from neaptide.errors import described, suggest
 from neaptide_toolkit.machine.collecting import only_new_objects
 from neaptide_toolkit.machine.pretended import is_pretended
+from neaptide_toolkit.offload.disk.mapped_tensors import MappedTensors, reads_directly
 
 from .finding import directory_of
-from .reading import files_of, read_ahead
+from .reading import are_mapped, files_of, fit_in_memory, read_ahead, read_ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,25 +44,26 @@ _ERRORS = (
 """What transformers raises if files are damaged, or if options do not fit the model."""
 
 
-def load(name: str, options: HuggingFaceOptions) -> torch.nn.Module:
+def load(name: str, options: HuggingFaceOptions, *, placed: bool = False) -> torch.nn.Module:
     """Return a model in train mode, on the CPU. A dry run reads no weights.
 
     Args:
         name: a directory, or an id such as `meta-llama/Llama-3.2-1B`.
         options: see `HuggingFaceOptions`.
+        placed: another plugin reads the values; leave them in the files, mapped, if they are there.
 
     Raises:
         ConfigError: there is no such model, or it cannot be built. The message has one line.
     """
     random = options.from_config or is_pretended()
     folder = directory_of(name, download=options.download, weights=not random)
-    if not random:
-        read_ahead(files_of(folder))
     try:
         config = _config(folder, options)
         with only_new_objects():
             model: torch.nn.Module = (
-                _random(config, options) if random else _saved(folder, config, options)
+                _random(config, options)
+                if random
+                else _read(folder, config, options, placed=placed)
             )
     except ConfigError:
         raise
@@ -118,6 +120,22 @@ def _random(config: Any, options: HuggingFaceOptions) -> Any:
         return built._from_config(config, **settings)  # noqa: SLF001 - what the Auto classes call
     trusted = {"trust_remote_code": True} if options.trust_remote_code else {}
     return built.from_config(config, **settings, **trusted)
+
+
+def _read(folder: Path, config: Any, options: HuggingFaceOptions, *, placed: bool) -> Any:
+    """Build the model of the files, which are read ahead of that, or after it."""
+    files = files_of(folder)
+    wanted = config.dtype if options.dtype == "saved" else getattr(torch, options.dtype)
+    fit = fit_in_memory(files)
+    after = are_mapped(files, wanted) and all(map(reads_directly, files))
+    if fit and not after:
+        read_ahead(files)
+    read_ends(files)
+    model = _saved(folder, config, options)
+    if fit and after and not placed:
+        with MappedTensors() as reading:
+            reading.own((*model.parameters(), *model.buffers()))
+    return model
 
 
 def _saved(folder: Path, config: Any, options: HuggingFaceOptions) -> Any:

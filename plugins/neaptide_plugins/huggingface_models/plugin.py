@@ -33,4 +33,4 @@ class HuggingFaceModels(Plugin[NoConfig]):
         except ModuleNotFoundError as error:
             msg = f'{described(error)}: pip install "neaptide[hf]" @ model.name'
             raise ConfigError(msg) from error
-        return load(spec.name, options)
+        return load(spec.name, options, placed=spec.placed)

@@ -1,4 +1,4 @@
-"""Reads the files of weights into the system's cache, ahead of what uses them."""
+"""Reads the files of weights into the page cache, ahead of what uses them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import json
 import mmap
 import os
+import re
 import sys
 from contextlib import suppress
 from threading import Thread
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import torch
+
+    from neaptide.checkpoint.safetensors_header import TensorEntry
+
 _BLOCK = 8 * 2**20
 _POPULATE_READ = 22
 """`MADV_POPULATE_READ` of Linux, which Python's `mmap` does not name."""
+_EXPERT = re.compile(r"experts\.\d")
+_SMALL = 64 << 10
 _PART = 0.5
 """The largest part of the free memory that files may take in the cache."""
 _SKIPPED = OSError, ValueError, KeyError, AttributeError, TypeError, CheckpointError
@@ -39,35 +46,61 @@ def files_of(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def read_ahead(paths: Sequence[Path]) -> Thread | None:
-    """Read the ends of each tensor, and begin to read all files in a thread.
+def fit_in_memory(paths: Sequence[Path]) -> bool:
+    """Return whether the files take at most half of the free memory; False if it is unknown."""
+    room = memory().room
+    return room is not None and sum(path.stat().st_size for path in paths) <= _PART * room
 
-    transformers maps the files and touches a page of each tensor. If that waited for the disk, and
-    each later page too, a cold file would take twice as long as its bytes. The thread reads files
-    that fit into half of the free memory; it is returned. None: they do not, or the system has no
-    `posix_fadvise`.
+
+def are_mapped(paths: Sequence[Path], wanted: torch.dtype | None) -> bool:
+    """Return whether transformers maps the tensors of the files as they are.
+
+    It does not if it converts a dtype to `wanted` (None: to that of the files), or merges tensors
+    of one expert each to one of all. It then reads the files while it builds the model.
+    """
+    try:
+        found = {name: entry for path in paths for name, entry in _header(path)[0].items()}
+    except _SKIPPED:
+        return False
+    dtypes = {entry.dtype for entry in found.values() if entry.dtype.is_floating_point}
+    return len(dtypes) == 1 and wanted in {None, *dtypes} and not any(map(_EXPERT.search, found))
+
+
+def read_ends(paths: Sequence[Path]) -> None:
+    """Read the ends of each tensor, and small ones as a whole.
+
+    transformers maps the files and touches a page of each tensor. That would wait for the disk each
+    time, and read the neighbours of the page, too.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(*_SKIPPED):
+        for path in paths:
+            entries, begin = _header(path)
+            with path.open("rb", buffering=0) as file:
+                number = file.fileno()
+                os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)  # a page, not its neighbours
+                for entry in entries.values():
+                    size = entry.stop - entry.start
+                    os.pread(number, size if size <= _SMALL else 1, begin + entry.start)
+                    os.pread(number, 1, begin + max(entry.start, entry.stop - 1))
+
+
+def read_ahead(paths: Sequence[Path]) -> Thread | None:
+    """Begin to read the files in a thread, and return it.
+
+    None: the system has no `posix_fadvise`.
     """
     if not hasattr(os, "posix_fadvise"):
         return None
-    thread = None
-    room = memory().room
-    if room is not None and sum(path.stat().st_size for path in paths) <= _PART * room:
-        thread = Thread(target=_read, args=(paths,), name="read-ahead", daemon=True)
-        thread.start()
-    with suppress(*_SKIPPED):
-        for path in paths:
-            _read_ends(path)
+    thread = Thread(target=_read, args=(paths,), name="read-ahead", daemon=True)
+    thread.start()
     return thread
 
 
-def _read_ends(path: Path) -> None:
+def _header(path: Path) -> tuple[dict[str, TensorEntry], int]:
     with path.open("rb", buffering=0) as file:
-        number = file.fileno()
-        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)  # a page, not its neighbours
-        entries, begin = read_header(number, path.stat().st_size, str(path))
-        for entry in entries.values():
-            os.pread(number, 1, begin + entry.start)
-            os.pread(number, 1, begin + max(entry.start, entry.stop - 1))
+        return read_header(file.fileno(), path.stat().st_size, str(path))
 
 
 def _read(paths: Sequence[Path]) -> None:

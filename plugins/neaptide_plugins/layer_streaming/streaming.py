@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from neaptide_toolkit.machine.devices import end_backward
 from neaptide_toolkit.offload import Lane, lane_for
+from neaptide_toolkit.offload.disk.mapped_tensors import MappedTensors
 from neaptide_toolkit.recompute import Buffers, Patch
 
 from .calls.graph import Preserved
@@ -21,7 +22,7 @@ from .updates.blockwise import Updates
 from .updates.gradients import Gradients
 from .updates.step_hooks import is_followed, once_for_all
 from .weights.blocks import make_blocks, shared_parameters, tensors_outside
-from .weights.loading import FromFiles, from_model, place_rest
+from .weights.loading import FromFiles, place_rest
 from .weights.residency import Residency
 
 if TYPE_CHECKING:
@@ -70,8 +71,10 @@ class Streaming:
     ) -> None:
         self.settings, self.optimizer = settings, optimizer
         self.homes = homes or Homes(device, pin=True, disk=None)
-        fill = from_model if weights is None else FromFiles(model, weights)
-        self.blocks = make_blocks(model, named, self.homes.allocate, fill)
+        with MappedTensors() as mapped:
+            fill = mapped.copy if weights is None else FromFiles(model, weights)
+            self.blocks = make_blocks(model, named, self.homes.allocate, fill)
+            mapped.own(tensors_outside(model, self.blocks))
         place_rest(model, self.blocks, device, fill)
         waits = bool(self.homes.files)
         make = lanes or partial(lane_for, listener=listener, waits=waits)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.offload.disk.mapped_tensors import MappedTensors
 
 from .targets import is_tied, own_weight
 
@@ -188,18 +189,20 @@ def hold(model: nn.Module, layers: dict[str, nn.Module], base: Base) -> int:
     if base == "as-is":
         return 0
     count = 0
-    for name, layer in layers.items():
-        weight = own_weight(layer)
-        if weight is None or not weight.is_floating_point() or is_tied(model, weight):
-            continue
-        if layer._forward_hooks or layer._forward_pre_hooks:  # noqa: SLF001 - they have no other name
-            continue
-        matrix = weight.detach() if isinstance(layer, nn.Linear) else weight.detach().T
-        bias = dict(layer.named_parameters(recurse=False)).get("bias")
-        new = _FORMS[base](matrix, bias)
-        new.train(layer.training)
-        model.set_submodule(name, new)
-        count += 1
+    with MappedTensors() as mapped:
+        for name, layer in layers.items():
+            weight = own_weight(layer)
+            if weight is None or not weight.is_floating_point() or is_tied(model, weight):
+                continue
+            if layer._forward_hooks or layer._forward_pre_hooks:  # noqa: SLF001 - they have no other name
+                continue
+            mapped.own([weight])
+            matrix = weight.detach() if isinstance(layer, nn.Linear) else weight.detach().T
+            bias = dict(layer.named_parameters(recurse=False)).get("bias")
+            new = _FORMS[base](matrix, bias)
+            new.train(layer.training)
+            model.set_submodule(name, new)
+            count += 1
     if not count:
         msg = f"base = {base!r} finds no weight of a linear layer that belongs to this layer alone"
         raise ValueError(msg)

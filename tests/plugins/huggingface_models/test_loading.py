@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import disks
 import pytest
 import torch
 from huggingface_families import FAMILIES, batches, saved
 from support import DEVICE
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.hooks.enabling import configured
 from neaptide_plugins.huggingface_models.config import HuggingFaceOptions
 from neaptide_plugins.huggingface_models.loading import load
+from neaptide_toolkit.machine.mappings import cached_part
+from neaptide_toolkit.offload.disk.mapped_tensors import reads_directly
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 def config(folder: Path, *, plugins: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -58,6 +65,71 @@ def test_a_streamed_model_trains_to_the_bits_of_a_resident_one(family: str, tmp_
     streaming = {"layer-streaming": {"resident": 0}}
     resident = trained(family, config(tmp_path))
     assert resident == trained(family, config(tmp_path, plugins=streaming))
+
+
+@pytest.fixture
+def cold() -> Iterator[Path]:
+    """Yield a model of 52 MiB in two files, of which the page cache has nothing."""
+    with TemporaryDirectory(dir=disks.folder()) as made:
+        folder = Path(made)
+        config = LlamaConfig(
+            vocab_size=1024,
+            hidden_size=1024,
+            intermediate_size=1024,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="40MB")
+        for path in folder.glob("*.safetensors"):
+            with path.open("rb") as file:
+                os.fsync(file)
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if not reads_directly(path):
+                pytest.skip("this file system keeps its files in RAM, or has no O_DIRECT")
+        yield folder
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="only Linux reads past its cache")
+@pytest.mark.parametrize(
+    "plugins",
+    [
+        {},
+        {"layer-streaming": {"resident": 0}},
+        {"layer-streaming": {"resident": 1, "update": "in_backward"}},
+        {"lora": {"base": "int8"}},
+        {"lora": {"base": "int8"}, "layer-streaming": {"resident": 0}},
+    ],
+)
+def test_a_cold_model_is_read_past_the_page_cache_to_the_same_bits(
+    cold: Path, plugins: dict[str, Any]
+) -> None:
+    def run() -> tuple[list[float], str]:
+        with HybridTrainer.from_config(config(cold, plugins=plugins)) as trainer:
+            losses = [trainer.step(batch).loss for batch in batches("llama", 2)]
+            return losses, trainer.digest()
+
+    found = run()
+    cached = [cached_part(path) or 0 for path in cold.glob("*.safetensors")]
+    assert max(cached) < 0.2
+    for path in cold.glob("*.safetensors"):
+        path.read_bytes()
+    assert found == run()
+
+
+def test_a_file_that_the_disk_cannot_read_is_said_in_one_line(
+    cold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    with pytest.raises(ConfigError) as caught:
+        load(str(cold), HuggingFaceOptions())
+    assert "Input/output error" in str(caught.value)
+    assert str(caught.value).count("\n") == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "saved"])

@@ -71,17 +71,25 @@ def test_files_that_left_the_cache_come_back(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_files_larger_than_half_of_the_memory_are_not_read_ahead(
+def test_files_larger_than_half_of_the_memory_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = write(tmp_path, "model.safetensors")
     size = paths[0].stat().st_size
-    for room, read in ((2 * size, True), (2 * size - 1, False), (None, False)):
+    for room, fits in ((2 * size, True), (2 * size - 1, False), (None, False)):
         monkeypatch.setattr(reading, "memory", lambda room=room: SimpleNamespace(room=room))
-        thread = reading.read_ahead(paths)
-        assert read is (thread is not None)
-        if thread is not None:
-            thread.join()
+        assert fits is reading.fit_in_memory(paths)
+
+
+def test_files_are_mapped_unless_a_dtype_or_experts_are_converted(tmp_path: Path) -> None:
+    paths = write(tmp_path, "1.safetensors", "2.safetensors")
+    for wanted, mapped in ((torch.float32, True), (None, True), (torch.bfloat16, False)):
+        assert mapped is reading.are_mapped(paths, wanted)
+    mixed, experts = tmp_path / "mixed.safetensors", tmp_path / "experts.safetensors"
+    save_file({"a": torch.ones(3), "b": torch.ones(3, dtype=torch.float16)}, mixed)
+    save_file({"layer.0.experts.7.up.weight": torch.ones(3)}, experts)
+    for path in (mixed, experts):
+        assert not reading.are_mapped([path], None)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,8 @@ def test_files_larger_than_half_of_the_memory_are_not_read_ahead(
 def test_who_reads_damaged_files_says_nothing(tmp_path: Path, content: bytes) -> None:
     damaged = tmp_path / "model.safetensors"
     damaged.write_bytes(content)
+    reading.read_ends([damaged])
+    assert not reading.are_mapped([damaged], None)
     thread = reading.read_ahead([damaged])
     assert thread is not None
     thread.join()

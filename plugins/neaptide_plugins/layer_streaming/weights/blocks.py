@@ -12,7 +12,7 @@ import torch
 from neaptide_toolkit.offload import BufferLayout
 
 from .block import Block
-from .loading import from_model, put
+from .loading import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def make_blocks(
     model: nn.Module,
     named: Sequence[tuple[str, nn.Module]],
     allocate: Callable[[int], torch.Tensor],
-    fill: Fill = from_model,
+    fill: Fill,
 ) -> list[Block]:
     """Move the blocks' parameters into flat buffers on the host, one block after the other.
 

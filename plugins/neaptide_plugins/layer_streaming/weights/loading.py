@@ -60,12 +60,6 @@ class FromFiles:
                     module._buffers[name] = place
 
 
-def from_model(parameter: nn.Parameter, place: torch.Tensor) -> None:
-    """Fill `place` with the parameter's values."""
-    with torch.no_grad():
-        place.copy_(parameter)
-
-
 def place_rest(model: nn.Module, blocks: Sequence[Block], device: torch.device, fill: Fill) -> None:
     """Move all parameters that do not stream, and all buffers, to `device`."""
     if isinstance(fill, FromFiles):

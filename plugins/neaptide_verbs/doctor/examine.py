@@ -10,11 +10,13 @@ import attrs
 
 from neaptide.hooks.registry import installed_plugins
 from neaptide_toolkit.machine import facts as machine
+from neaptide_toolkit.machine.drives import Worn, drives_of, worn
 
-from . import disk, hardware, plugins, software
+from . import disk, hardware, plugins, software, tier
 from .report import Report, Section
 
 if TYPE_CHECKING:
+    from neaptide_toolkit.machine.drives import Drive
     from neaptide_toolkit.machine.facts import Torch
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only examined, not written to
@@ -25,12 +27,15 @@ def examine(directory: Path, *, trial: bool) -> Report:
 
     Args:
         directory: the directory of runs. It need not exist, and is not created.
-        trial: whether to measure the disk's speed. The measurement takes about one second.
+        trial: whether to measure the disk's speed. That takes about two seconds.
     """
     imported = software.import_all()
     torch = imported.torch
     cpu, ram, place = machine.processor(), machine.memory(), disk.nearest(directory)
     on_disk = disk.examine(place, trial=trial)
+    drives = {drive: worn(drive) for drive in drives_of(place)}
+    streams = trial and imported.works and on_disk.problem is None
+    rates = tier.measure(place, on_disk.free) if streams else None
     sections = (
         Section(
             "Software", (*software.basics(imported), *([software.triton(torch)] if torch else []))
@@ -38,7 +43,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
         Section("GPUs", tuple(hardware.gpus(torch, machine.driver_version())) if torch else ()),
         Section("Memory", tuple(hardware.memory(ram, _SHARED_MEMORY))),
         Section("Processor", tuple(hardware.processor(cpu, torch))),
-        Section("Disk", tuple(disk.findings(on_disk))),
+        Section("Disk", (*disk.findings(on_disk), *tier.findings(rates, drives))),
         Section("Environment", tuple(software.environment(os.environ, torch))),
         Section("Extras", tuple(software.extras())),
         Section("Plugins", tuple(plugins.findings(manifests_only=not imported.works))),
@@ -49,6 +54,8 @@ def examine(directory: Path, *, trial: bool) -> Report:
         "torch": attrs.asdict(torch) if torch else None,
         "torch_import_seconds": imported.seconds,
         "disk": attrs.asdict(on_disk),
+        "tier": attrs.asdict(rates) if isinstance(rates, tier.TierRates) else None,
+        "drives": [_worn(*each) for each in drives.items()],
         "environment": software.variables(os.environ),
         "plugins": _plugins(),
     }
@@ -60,6 +67,11 @@ def _plugins() -> list[dict[str, Any]]:
         {"name": found.name, "distribution": found.distribution, "problem": found.problem}
         for found in installed_plugins().installed.values()
     ]
+
+
+def _worn(drive: Drive, found: Worn | str) -> dict[str, Any]:
+    known = attrs.asdict(found) if isinstance(found, Worn) else {"written": None, "used": None}
+    return {**attrs.asdict(drive), **known}
 
 
 def _device(torch: Torch | None) -> str:

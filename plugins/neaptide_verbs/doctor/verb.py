@@ -34,7 +34,9 @@ def doctor(
     directory: Annotated[
         Path, Parameter(name="--dir", help="Directory of runs; its disk is examined.")
     ] = Path("runs"),
-    disk: Annotated[bool, Parameter(help="Measure the disk's speed, for about a second.")] = True,
+    disk: Annotated[
+        bool, Parameter(help="Measure the disk's speed, for about two seconds.")
+    ] = True,
     bench: Annotated[
         bool, Parameter(negative="", help="Measure the machine's rates, which `plan` then uses.")
     ] = False,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from neaptide import HybridTrainer, Task
+from neaptide import Data, HybridTrainer, Task
 from neaptide.errors import DoesNotFitError
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.machine.facts import facts
@@ -59,6 +59,12 @@ def decoder(blocks: int, width: int, dtype: str) -> Task:
     return Task(model, loss_of)
 
 
+def ones(blocks: int, width: int, dtype: str) -> Data:
+    """Return the data of a run: always the same batch."""
+    del blocks
+    return Data([torch.ones(TOKENS, width, dtype=getattr(torch, dtype))])
+
+
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     """Return the mean square of the outputs."""
     return model(batch).float().square().mean()
@@ -67,22 +73,27 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 IN_BACKWARD = {"update": "in_backward", "clip": "none"}
 
 
-def streamed(optimizer: str, **streaming: str) -> Callable[[dict[str, Any]], Stepping]:
-    """Return what makes the step of a run with layer-streaming."""
+def streamed(optimizer: str, **streaming: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what makes the config of a run with layer-streaming."""
 
-    def stepping(model: dict[str, Any]) -> Stepping:
-        config = {
+    def settings(model: dict[str, Any]) -> dict[str, Any]:
+        return {
             "model": {"name": "largest:decoder", "options": model},
+            "data": {"name": "largest:ones", "options": model},
             "optimizer": {"name": optimizer, "lr": 1e-3},
             "train": {"device": "cpu"},
             "plugins": {"layer-streaming": streaming},
         }
-        given, _ = configured(config, ())
-        trainer = HybridTrainer.from_config(given)
-        trainer.__enter__()
-        return trainer.step
 
-    return stepping
+    return settings
+
+
+def started(settings: dict[str, Any]) -> Stepping:
+    """Begin a run; return its step."""
+    given, _ = configured(settings, ())
+    trainer = HybridTrainer.from_config(given)
+    trainer.__enter__()
+    return trainer.step
 
 
 def by_hand(options: dict[str, Any]) -> Stepping:
@@ -105,8 +116,9 @@ def by_hand(options: dict[str, Any]) -> Stepping:
     return step
 
 
-WAYS: dict[str, tuple[str, float, Callable[[dict[str, Any]], Stepping]]] = {
-    "by hand, float32": ("float32", 12, by_hand),
+BY_HAND = "by hand, float32"
+WAYS: dict[str, tuple[str, float, Callable[[dict[str, Any]], Any]]] = {
+    BY_HAND: ("float32", 12, by_hand),
     "AdamW, float32": ("float32", 12, streamed("adamw", **IN_BACKWARD)),
     "AdamW, split masters": ("bfloat16", 12, streamed("adamw", master="split", **IN_BACKWARD)),
     "adam-mini, float32": ("float32", 8, streamed("adam-mini", **IN_BACKWARD)),
@@ -116,15 +128,17 @@ WAYS: dict[str, tuple[str, float, Callable[[dict[str, Any]], Stepping]]] = {
     "lion, bfloat16": ("bfloat16", 4, streamed("lion", **IN_BACKWARD)),
     "adafactor, bfloat16": ("bfloat16", 2.01, streamed("adafactor", **IN_BACKWARD)),
 }
-"""By name: the dtype of the weights, bytes of weight and state, and what makes a step."""
+"""By name: the dtype of the weights, bytes of weight and state, and what makes a config, or a step
+by hand."""
 
 
 def trial(way: str, blocks: int, width: int, limit: int) -> None:
     """Train in this process; exit with NO_MEMORY if memory was too little."""
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    dtype, _, stepping = WAYS[way]
+    dtype, _, make = WAYS[way]
     try:
-        step = stepping({"blocks": blocks, "width": width, "dtype": dtype})
+        made = make({"blocks": blocks, "width": width, "dtype": dtype})
+        step = made if way == BY_HAND else started(made)
         for _ in range(STEPS):
             step(torch.ones(TOKENS, width, dtype=getattr(torch, dtype)))
     except (MemoryError, RuntimeError, SystemError, DoesNotFitError) as error:

@@ -23,12 +23,18 @@ def checked(messages: Any, where: str) -> list[dict[str, Any]]:
         wrong = f"a chat must be a list of messages (got {messages!r:.40})"
     elif not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages):
         wrong = 'each message must be an object such as {"role": "user", "content": "…"}'
+    elif any(_is_empty(one) for one in messages):
+        wrong = 'each message must have something beside its role, such as "content"'
     elif not any(one["role"] == ASSISTANT for one in messages):
         wrong = "the chat has no turn of the assistant, so nothing counts for the loss"
     if wrong:
         msg = f"{wrong} in {where} @ data.name"
         raise DataError(msg)
     return [{key: value for key, value in one.items() if value is not None} for one in messages]
+
+
+def _is_empty(message: dict[str, Any]) -> bool:
+    return not any(key != "role" and value is not None for key, value in message.items())
 
 
 def assistant_spans(

@@ -27,6 +27,8 @@ class Pieces:
     """Number of tokens that count for the loss."""
     dropped: dict[str, int]
     """Number of documents that gave no piece, by the reason."""
+    cut: int = 0
+    """Number of documents whose end is left out."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -68,11 +70,12 @@ def pieces_of(
     """
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[chosen]
     sizes = ends[chosen] - begins
-    dropped = {"too short": int((sizes < _LEAST).sum())}
+    dropped, cut = {"too short": int((sizes < _LEAST).sum())}, 0
     if too_long == "drop":
         dropped[f"longer than {length:,} tokens"] = int((sizes > length).sum())
         parts = np.where(sizes > length, 0, 1)
     elif too_long == "cut":
+        cut = int((sizes > length).sum())
         parts, sizes = np.ones_like(sizes), np.minimum(sizes, length)
     else:
         parts = -(-sizes // length)
@@ -86,7 +89,7 @@ def pieces_of(
     gave = np.bincount(documents[useful], minlength=len(chosen)) > 0
     dropped["without a token for the loss"] = int(((parts > 0) & ~gave).sum())
     told = {why: count for why, count in dropped.items() if count}
-    return Pieces(starts[useful], stops[useful], targets[useful], told)
+    return Pieces(starts[useful], stops[useful], targets[useful], told, cut)
 
 
 def targets_of(

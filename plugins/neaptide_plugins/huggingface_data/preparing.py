@@ -90,13 +90,15 @@ class _Maker:
             options.pack,
             filler_of(self.tokenizer),
         )
-        return source, _line(samples, len(chosen), dropped)
+        return source, _line(samples, len(chosen), dropped, options.length)
 
 
-def _line(samples: Samples, documents: int, dropped: str) -> str:
+def _line(samples: Samples, documents: int, dropped: str, length: int) -> str:
     pieces = samples.pieces
     tokens = int((pieces.stops - pieces.starts).sum())
     left_out = f"dropped documents: {dropped}" if dropped else "no document dropped"
+    if pieces.cut:
+        left_out += f"; {pieces.cut:,} documents cut after {length:,} tokens"
     return (
         f"{len(samples):,} samples of {documents:,} documents, {tokens:,} tokens, "
         f"{int(pieces.targets.sum()):,} of them count for the loss; {left_out}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +16,14 @@ from neaptide import ConfigError
 from neaptide.errors import described, suggest
 from neaptide_toolkit.machine.collecting import only_new_objects
 from neaptide_toolkit.machine.pretended import is_pretended
-from neaptide_toolkit.offload.disk.mapped_tensors import MappedTensors, reads_directly
+from neaptide_toolkit.offload.disk.file_spans import reads_directly
+from neaptide_toolkit.offload.disk.mapped_tensors import MappedTensors
 
 from .finding import directory_of
 from .reading import are_mapped, files_of, fit_in_memory, read_ahead, read_ends
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .config import HuggingFaceOptions
@@ -32,6 +36,7 @@ _CLASSES = {
     "image-classification": transformers.AutoModelForImageClassification,
 }
 _SHOWN = 3
+_TRUST = "trust_remote_code"
 _ERRORS = (
     OSError,
     ValueError,
@@ -69,12 +74,19 @@ def load(name: str, options: HuggingFaceOptions, *, placed: bool = False) -> tor
         raise
     except _ERRORS as error:
         msg = f"{name!r} cannot be loaded: {described(error)} @ model.name"
+        if _TRUST in str(error):
+            msg = (
+                f"{name!r} needs Python code of its own, from {folder}; read it, and set "
+                f"{_TRUST} = true to run it @ model.options"
+            )
         raise ConfigError(msg) from error
     model.train()
     return model
 
 
 def _config(folder: Path, options: HuggingFaceOptions) -> Any:
+    if options.trust_remote_code:
+        _tell_of_code(folder, options)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=options.trust_remote_code)
     for key, value in options.config.items():
         if not hasattr(config, key):
@@ -89,11 +101,21 @@ def _config(folder: Path, options: HuggingFaceOptions) -> Any:
     return config
 
 
-def _class(config: Any, options: HuggingFaceOptions) -> Any:
+def _tell_of_code(folder: Path, options: HuggingFaceOptions) -> None:
+    """Say that Python code of the model runs, if it has some; check before that what can be."""
+    saved: Any = {}
+    with suppress(OSError, ValueError):  # transformers says what is wrong with the file
+        saved = json.loads((folder / "config.json").read_bytes())
+    if "auto_map" in saved:
+        _class(saved.get("architectures"), options)
+        warnings.warn(f"Python code that comes with the model runs, from {folder}", stacklevel=2)
+
+
+def _class(architectures: Sequence[str] | None, options: HuggingFaceOptions) -> Any:
     """Return what builds the model: the class of the task, or the one that the files name."""
     if options.task is not None:
         return _CLASSES[options.task]
-    named = [*(config.architectures or ())]
+    named = [*(architectures or ())]
     found = getattr(transformers, named[0], None) if len(named) == 1 else None
     if found is None:
         msg = (
@@ -115,7 +137,7 @@ def _random(config: Any, options: HuggingFaceOptions) -> Any:
     settings = _settings(options)
     if settings["dtype"] == "auto":
         settings["dtype"] = config.dtype or torch.float32
-    built = _class(config, options)
+    built = _class(config.architectures, options)
     if options.task is None:
         return built._from_config(config, **settings)  # noqa: SLF001 - what the Auto classes call
     trusted = {"trust_remote_code": True} if options.trust_remote_code else {}
@@ -139,7 +161,7 @@ def _read(folder: Path, config: Any, options: HuggingFaceOptions, *, placed: boo
 
 
 def _saved(folder: Path, config: Any, options: HuggingFaceOptions) -> Any:
-    model, told = _class(config, options).from_pretrained(
+    model, told = _class(config.architectures, options).from_pretrained(
         folder,
         config=config,
         local_files_only=True,

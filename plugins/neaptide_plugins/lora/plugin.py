@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class Lora(Plugin[LoraSettings]):
         _check_installed("peft", "lora", _WHERE)
         if self.config.base == "nf4":
             _check_installed("bitsandbytes", "qlora", f"{_WHERE}.base")
+        else:  # peft imports bitsandbytes, which misses a kernel for 4 bits on some CPUs
+            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         from .adapters import add_adapters  # noqa: PLC0415 - it needs peft
 
         try:

@@ -21,33 +21,42 @@ _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 _POPULATE_WRITE = 23
 _TRIED = 1000
+_FIELDS = 6
 
 
 @attrs.frozen
 class Mapping:
-    """Addresses `start` to `stop` show the bytes of `path` from `offset` on."""
+    """Addresses `start` to `stop` show the bytes of `path` from `offset` on.
+
+    A page that is written becomes the process's own, and the file stays as it is (`MAP_PRIVATE`).
+    """
 
     start: int
     stop: int
     offset: int
+    inode: int
     path: str
 
 
 def mapped_files() -> list[Mapping]:
-    """Return the files that are mapped now, by rising address; none if the system does not say."""
+    """Return the files that are mapped now, privately, by rising address.
+
+    None, if the system does not say.
+    """
     try:
-        lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = _MAPS.read_bytes().split(b"\n")
     except OSError:
         return []
     return [*_of_lines(lines)]
 
 
-def _of_lines(lines: list[str]) -> Iterator[Mapping]:
+def _of_lines(lines: list[bytes]) -> Iterator[Mapping]:
     for line in lines:
-        addresses, _, offset, _, _, *path = line.split(maxsplit=5)
-        if path and path[0].startswith("/"):
-            start, stop = (int(each, 16) for each in addresses.split("-"))
-            yield Mapping(start, stop, int(offset, 16), path[0])
+        # Six fields, and spaces between them; a path may have any byte but a newline.
+        fields = line.split(None, 5)
+        if len(fields) == _FIELDS and fields[1].endswith(b"p") and fields[5].startswith(b"/"):
+            start, stop = (int(each, 16) for each in fields[0].split(b"-"))
+            yield Mapping(start, stop, int(fields[2], 16), int(fields[4]), os.fsdecode(fields[5]))
 
 
 def is_as_in_file(start: int, stop: int) -> bool:

@@ -32,6 +32,11 @@ LINES: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "no text": (['{"text": 3}'], {}, r"line 1 has neither .* nor a text in 'text'"),
     "no chat": (['{"messages": "hi"}'], {}, r"a chat must be a list .*'hi'\) in .*, line 1"),
     "no message": (['{"messages": ["hi"]}'], {}, r"each message must be .* in .*, line 1"),
+    "an empty message": (
+        [json.dumps({"messages": [*USER, {"role": "assistant", "content": None}]})],
+        {},
+        r'each message must have something beside its role, such as "content" in .*, line 1',
+    ),
     "no assistant": (
         [GOOD, json.dumps({"messages": USER})],
         {},

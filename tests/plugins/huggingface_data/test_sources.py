@@ -102,6 +102,18 @@ def test_the_line_counts_and_says_what_is_dropped(
     assert begun >= 1
 
 
+@pytest.mark.parametrize("too_long", ["cut", "split"])
+def test_the_line_says_how_many_documents_are_cut(
+    settings: Callable[..., Any], tmp_path: Path, too_long: str
+) -> None:
+    path = write_texts(tmp_path / "texts.jsonl", 40)
+    tokens = [built(settings(f"jsonl:{path}", length=1024, pack=False))[1]]
+    _, line = built(settings(f"jsonl:{path}", length=32, too_long=too_long))
+    assert "no document dropped" in tokens[0]
+    assert " cut after" not in tokens[0]
+    assert (" documents cut after 32 tokens" in line) == (too_long == "cut")
+
+
 def test_a_share_is_held_out_whatever_the_seed(
     settings: Callable[..., Any], tmp_path: Path
 ) -> None:

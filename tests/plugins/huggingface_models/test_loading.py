@@ -23,7 +23,7 @@ from neaptide.hooks.enabling import configured
 from neaptide_plugins.huggingface_models.config import HuggingFaceOptions
 from neaptide_plugins.huggingface_models.loading import load
 from neaptide_toolkit.machine.mappings import cached_part
-from neaptide_toolkit.offload.disk.mapped_tensors import reads_directly
+from neaptide_toolkit.offload.disk.file_spans import reads_directly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,6 +237,45 @@ def test_what_cannot_be_loaded_is_told_in_a_line(name: str, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=message) as caught:
         load(str(tmp_path), HuggingFaceOptions(**options))
     assert "\n" not in str(caught.value)
+
+
+def with_code(folder: Path) -> Path:
+    """Write a model whose config is Python code; return what the code makes when it runs."""
+    saved("llama", folder)
+    ran = folder / "ran"
+    (folder / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "from transformers import LlamaConfig\n\n\n"
+        "class Config(LlamaConfig):\n"
+        "    model_type = 'mine'\n\n\n"
+        f"Path({str(ran)!r}).touch()\n"
+    )
+    changed(auto_map={"AutoConfig": "mine.Config"}, model_type="mine")(folder)
+    return ran
+
+
+def test_code_of_a_model_runs_only_if_that_is_written_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    ran = with_code(tmp_path)
+    with pytest.raises(ConfigError, match=r"trust_remote_code = true to run it @ model\.options"):
+        load(str(tmp_path), HuggingFaceOptions())
+    assert not ran.exists()
+    with pytest.warns(UserWarning, match="code that comes with the model runs, from"):
+        load(str(tmp_path), HuggingFaceOptions(trust_remote_code=True))
+    assert ran.exists()
+
+
+def test_code_of_a_model_does_not_run_if_the_task_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    ran = with_code(tmp_path)
+    changed(architectures=["Mine"])(tmp_path)
+    with pytest.raises(ConfigError, match=r"@ model\.options\.task"):
+        load(str(tmp_path), HuggingFaceOptions(trust_remote_code=True))
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("name", ["neaptide/no-such-model", "not an id", "a/b/c"])

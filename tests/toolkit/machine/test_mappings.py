@@ -22,7 +22,9 @@ def address(pages: mmap.mmap) -> int:
     return torch.frombuffer(pages, dtype=torch.uint8).data_ptr()
 
 
-@pytest.mark.parametrize("name", ["plain", "two words", "tür\tzu"])
+@pytest.mark.parametrize(
+    "name", ["plain", "two words", "tür\tzu", "line\u2028end", "next\x85line", "\udcff"]
+)
 def test_a_mapping_is_found_by_its_file_and_offset(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"x" * 5 * PAGE)
@@ -32,7 +34,7 @@ def test_a_mapping_is_found_by_its_file_and_offset(tmp_path: Path, name: str) ->
         )
     begin = address(pages)
     (found,) = [one for one in mappings.mapped_files() if one.start <= begin < one.stop]
-    assert found.path == str(path.resolve())
+    assert (found.path, found.inode) == (str(path.resolve()), path.stat().st_ino)
     assert begin - found.start + found.offset == mmap.ALLOCATIONGRANULARITY
     assert found.stop >= begin + 3 * PAGE
 

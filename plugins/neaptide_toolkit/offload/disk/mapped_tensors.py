@@ -11,70 +11,46 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_right
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import attrs
 import torch
 
 from neaptide_toolkit.machine.mappings import (
-    cached_part,
-    is_as_in_file,
     mapped_files,
     part_in_ram,
     populate,
 )
 from neaptide_toolkit.offload.host_memory import lies_in_slab
 from neaptide_toolkit.offload.pages import Pages, mapped
+from neaptide_toolkit.offload.storages import users
 
 from .bouncing import BounceBuffers
+from .file_spans import COLD, FileSpan, OpenedFile, bytes_of, groups, opened, shows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-_DIRECT = getattr(os, "O_DIRECT", 0)
+    from neaptide_toolkit.machine.mappings import Mapping
+
 _PAGE = mmap.PAGESIZE
 _THREADS = 8
 _PIECE = 6 << 20
 """Bytes of one request. The buffers of all threads take 48 MiB."""
-_COMPARED = 64
-"""Bytes at each end of a tensor that are compared with the file's."""
 _LEAST = 64 << 10
 """Bytes below which a tensor is copied as any other."""
-_GAP = 1 << 20
-"""The most bytes between two tensors that are read for nothing."""
-_GROUP = 256 << 20
-"""Bytes from which on memory takes no further tensor: it is freed when the last one is."""
-_COLD = 0.5
-"""The largest part of a tensor in the page cache at which to read past the cache is faster."""
 _TRIED = 32
-
-
-@attrs.frozen
-class _MappedFile:
-    """The file, opened to be read past the page cache, and through it."""
-
-    direct: int
-    plain: int
-
-
-@attrs.frozen
-class _FileSpan:
-    """Bytes `start` to `stop` of a file."""
-
-    file: _MappedFile
-    start: int
-    stop: int
 
 
 class MappedTensors:
     """Copies tensors of which some are mapped parts of files.
 
     A tensor is read from its file if it has 64 KiB or more, if little of it is in the page cache,
-    and if nobody has written it since it was mapped. What is mapped after this object is made is
-    copied as any other tensor.
+    if the mapping is private and nobody has written to it, and if the path still has the same file.
+    What is mapped after this object is made is copied as any other tensor.
 
     Use it in a `with` statement, which ends all copies; it raises OSError if a file cannot be read.
     """
@@ -82,7 +58,7 @@ class MappedTensors:
     def __init__(self) -> None:
         self._files = mapped_files()
         self._starts = [each.start for each in self._files]
-        self._opened: dict[str, _MappedFile | None] = {}
+        self._opened: dict[tuple[str, int], OpenedFile | None] = {}
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="neaptide-files")
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="neaptide-pages")
         self._made: BounceBuffers | None = None
@@ -113,7 +89,7 @@ class MappedTensors:
             return
         if self._made is None:
             self._made = BounceBuffers(_THREADS, _PIECE, torch.device("cpu"))
-        flat, buffers = _bytes(place), self._made
+        flat, buffers = bytes_of(place), self._made
         for start in range(found.start // _PAGE * _PAGE, found.stop, _PIECE):
             first, stop = max(start, found.start), min(start + _PIECE, found.stop)
             part = flat[first - found.start : stop - found.start]
@@ -123,15 +99,14 @@ class MappedTensors:
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give the mapped ones of `tensors` memory of their own, with the same values.
 
-        Two tensors of the same bytes share their memory as before.
+        Tensors of the same bytes share their memory as before. What shares memory in another way,
+        with each other or with any other tensor, stays mapped.
         """
-        found = [(each, self._source(each)) for each in tensors]
+        found = [(each, self._source(each)) for each in _free_of_others([*tensors])]
         owned = [(source, each) for each, source in found if source is not None]
-        ordered = sorted(
-            {source for source, _ in owned}, key=lambda one: (one.file.plain, one.start)
-        )
-        flats: dict[_FileSpan, torch.Tensor] = {}
-        for group in _groups(ordered):
+        ordered = sorted({one for one, _ in owned}, key=lambda one: (one.file.plain, one.start))
+        flats: dict[FileSpan, torch.Tensor] = {}
+        for group in groups(ordered):
             flat, start = self._read(group), group[0].start
             flats |= {one: flat[one.start - start : one.stop - start] for one in group}
         self.finish()
@@ -144,7 +119,7 @@ class MappedTensors:
         for each in begun:
             each.result()
 
-    def _read(self, group: list[_FileSpan]) -> torch.Tensor:
+    def _read(self, group: list[FileSpan]) -> torch.Tensor:
         """Begin to read into new memory that is as far from a page's begin as the file's bytes."""
         start, stop = group[0].start, max(each.stop for each in group)
         begin = start // _PAGE * _PAGE
@@ -163,7 +138,7 @@ class MappedTensors:
         """Begin to allocate pages, in one thread, in order: reads that allocate wait for it."""
         return self._ahead.submit(populate, memory.data_ptr(), memory.nbytes)
 
-    def _source(self, tensor: torch.Tensor) -> _FileSpan | None:
+    def _source(self, tensor: torch.Tensor) -> FileSpan | None:
         if not _is_mappable(tensor):
             return None
         begin = tensor.data_ptr()
@@ -175,74 +150,50 @@ class MappedTensors:
         if start % tensor.element_size():  # no memory of this alignment can be viewed as the dtype
             return None
         cached = part_in_ram(begin, tensor.nbytes, tried=_TRIED)
-        file = None if cached is None or cached > _COLD else self._open(place.path)
+        file = None if cached is None or cached > COLD else self._open(place)
         if file is None:
             return None
-        source = _FileSpan(file, start, start + tensor.nbytes)
-        return source if _shows(source, tensor) else None
+        source = FileSpan(file, start, start + tensor.nbytes)
+        return source if shows(source, tensor) else None
 
-    def _open(self, path: str) -> _MappedFile | None:
-        if path not in self._opened:
-            numbers = _opened(Path(path))
-            self._opened[path] = None if numbers is None else _MappedFile(*numbers)
+    def _open(self, place: Mapping) -> OpenedFile | None:
+        key = place.path, place.inode
+        if key not in self._opened:
+            numbers = opened(Path(place.path), place.inode)
+            self._opened[key] = None if numbers is None else OpenedFile(*numbers)
             for number in numbers or ():
                 self._numbers.callback(os.close, number)
-        return self._opened[path]
+        return self._opened[key]
 
 
-def _groups(sources: Iterable[_FileSpan]) -> Iterator[list[_FileSpan]]:
-    """Yield sources, in the order of a file, that one memory is to have: no gap is between them."""
-    group: list[_FileSpan] = []
-    stop = 0
-    for each in sources:
-        near = group and each.file == group[0].file and each.start < stop + _GAP
-        if near and stop - group[0].start < _GROUP:
-            group.append(each)
-        else:
-            if group:
-                yield group
-            group, stop = [each], 0
-        stop = max(stop, each.stop)
-    if group:
-        yield group
+def _free_of_others(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors whose memory no other one uses, but for equal views among them."""
+    plain = [each for each in tensors if _is_mappable(each)]
+    spans = {id(each): _range(each) for each in tensors if _has_memory(each)}
+    shared: set[tuple[int, int]] = set()
+    last, end = (0, 0), 0
+    for span in sorted(set(spans.values())):
+        if span[0] < end:
+            shared |= {last, span}
+        if span[1] > end:
+            last, end = span, span[1]
+    count = Counter(spans.values())
+    return [
+        each
+        for each in plain
+        if spans[id(each)] not in shared and users(each.untyped_storage()) <= count[spans[id(each)]]
+    ]
 
 
-def reads_directly(path: Path) -> bool:
-    """Return whether `MappedTensors` reads most tensors of this file past the page cache."""
-    part = cached_part(path)
-    if part is None or part > _COLD:
-        return False
-    numbers = _opened(path)
-    for number in numbers or ():
-        os.close(number)
-    return numbers is not None
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in sizes)
+    return tensor.data_ptr(), tensor.data_ptr() + count * tensor.element_size()
 
 
-def _opened(path: Path) -> tuple[int, int] | None:
-    if not _DIRECT:
-        return None
-    try:
-        direct = os.open(path, os.O_RDONLY | _DIRECT)
-    except OSError:  # a file system without O_DIRECT
-        return None
-    try:
-        return direct, os.open(path, os.O_RDONLY)
-    except BaseException:
-        os.close(direct)
-        raise
-
-
-def _shows(source: _FileSpan, tensor: torch.Tensor) -> bool:
-    """Return whether the tensor still has the bytes of the file.
-
-    The memory may be another's since the list of mapped files was read: so its ends are compared.
-    Then they are in RAM, too, and the system says of them that they are a file's.
-    """
-    flat, plain = _bytes(tensor), source.file.plain
-    first = os.pread(plain, _COMPARED, source.start) == bytes(flat[:_COMPARED].numpy())
-    last = os.pread(plain, _COMPARED, source.stop - _COMPARED) == bytes(flat[-_COMPARED:].numpy())
-    begin = tensor.data_ptr()
-    return first and last and is_as_in_file(begin, begin + tensor.nbytes)
+def _has_memory(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return plain and not tensor.is_nested and tensor.numel() > 0
 
 
 def _is_plain(source: torch.Tensor, place: torch.Tensor) -> bool:
@@ -251,12 +202,9 @@ def _is_plain(source: torch.Tensor, place: torch.Tensor) -> bool:
 
 
 def _is_mappable(tensor: torch.Tensor) -> bool:
-    plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-    return plain and tensor.is_contiguous() and tensor.nbytes >= _LEAST
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().view(-1).view(torch.uint8)
+    if not _has_memory(tensor) or tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor.is_contiguous() and tensor.nbytes >= _LEAST
 
 
 def _bounced(

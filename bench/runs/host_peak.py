@@ -26,14 +26,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from largest import BY_HAND, TOKENS, WAYS, started
 from loads.memory import AnonymousPeak
 
-from neaptide.hooks.enabling import configured
-from neaptide_toolkit.dry_run.running import dry_run
+import neaptide
 from neaptide_toolkit.machine.facts import facts
 
 STEPS = 8
 MIB = 2**20
 SMALL = 64
 NEAR = 1.05
+RAM = 1024.0
+OF_PYTHON = "Python, PyTorch and data"
 
 
 def options(way: str, width: int, blocks: int) -> dict[str, Any]:
@@ -60,9 +61,9 @@ def trial(way: str, width: int, blocks: int) -> int:
 
 def predicted(way: str, width: int, blocks: int) -> int:
     """Return the bytes that the plan predicts, without Python and PyTorch."""
-    given, _ = configured(WAYS[way][2](options(way, width, blocks)), ())
-    found = dry_run(given, None, "cpu").allocations
-    return max(peak.bytes for peak in found.peaks("device", "host").values())
+    found = neaptide.plan(None, WAYS[way][2](options(way, width, blocks)), "cpu", ram=RAM)
+    kinds = found.tiers["RAM"].kinds
+    return sum(bytes_ for kind, bytes_ in kinds.items() if kind != OF_PYTHON)
 
 
 def main() -> None:

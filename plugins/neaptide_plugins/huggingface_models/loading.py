@@ -74,7 +74,7 @@ def load(name: str, options: HuggingFaceOptions, *, placed: bool = False) -> tor
         raise
     except _ERRORS as error:
         msg = f"{name!r} cannot be loaded: {described(error)} @ model.name"
-        if _TRUST in str(error):
+        if _TRUST in str(error) and not options.trust_remote_code:
             msg = (
                 f"{name!r} needs Python code of its own, from {folder}; read it, and set "
                 f"{_TRUST} = true to run it @ model.options"

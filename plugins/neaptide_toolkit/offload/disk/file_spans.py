@@ -93,7 +93,7 @@ def opened(path: Path, inode: int) -> tuple[int, int] | None:
         except OSError as error:
             if error.errno in (EINVAL, EOPNOTSUPP):
                 return None
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
         stack.pop_all()
         return numbers[0], numbers[1]
 

@@ -234,7 +234,11 @@ def _fill(number: int, offset: int, memory: torch.Tensor, needed: int) -> None:
     left = memoryview(memory.numpy())  # type: ignore[arg-type]  # an array is a buffer
     done = 0
     while done < needed:
-        read = os.preadv(number, [left[done:]], offset + done)
+        try:
+            read = os.preadv(number, [left[done:]], offset + done)
+        except OSError as error:
+            path = str(Path(f"/proc/self/fd/{number}").readlink())
+            raise OSError(error.errno, error.strerror, path) from error
         if not read:
             msg = "the file is shorter than what is mapped"
             raise OSError(msg)

@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_read_raises(path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", refuse)
         for way in (copy, own):
-            with pytest.raises(OSError, match="Input/output error"):
+            with pytest.raises(OSError, match=r"Input/output error.*a file of weights"):
                 way()
     assert weight.data_ptr() == begin
     assert torch.equal(weight, expected)
@@ -309,6 +309,15 @@ def test_a_file_that_ends_early_raises(path: Path) -> None:
     try:
         with pytest.raises(OSError, match="shorter"):
             mapped_tensors._fill(number, SIZE, Slab(mmap.PAGESIZE).flat, 1)
+    finally:
+        os.close(number)
+
+
+def test_a_read_that_fails_in_the_middle_names_the_file(path: Path) -> None:
+    number = os.open(path.parent, os.O_RDONLY)  # a directory cannot be read
+    try:
+        with pytest.raises(OSError, match=f"directory: '{path.parent}'"):
+            mapped_tensors._fill(number, 0, Slab(mmap.PAGESIZE).flat, 1)
     finally:
         os.close(number)
 

@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from largest import BY_HAND, TOKENS, WAYS, started
+from largest import TOKENS, WAYS, started
 from loads.memory import AnonymousPeak
 
 import neaptide
@@ -34,6 +34,7 @@ MIB = 2**20
 SMALL = 64
 NEAR = 1.05
 RAM = 1024.0
+MEASURED = "AdamW, float32", "AdamW, split masters", "adam8bit, bfloat16"
 OF_PYTHON = "Python, PyTorch and data"
 
 
@@ -69,8 +70,7 @@ def predicted(way: str, width: int, blocks: int) -> int:
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    ours = [way for way in WAYS if way != BY_HAND]
-    parser.add_argument("--ways", default=";".join(ours), help="names, with ; between them")
+    parser.add_argument("--ways", default=";".join(MEASURED), help="names, with ; between them")
     parser.add_argument("--sizes", default="512x8,512x32,1024x4,1024x14")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--trial", nargs=3, help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from neaptide.checkpoint.safetensors_header import read_header
 from neaptide.errors import CheckpointError
 from neaptide_toolkit.machine.facts import memory
+from neaptide_toolkit.machine.mappings import populate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from neaptide.checkpoint.safetensors_header import TensorEntry
 
 _BLOCK = 8 * 2**20
-_POPULATE_READ = 22
-"""`MADV_POPULATE_READ` of Linux, which Python's `mmap` does not name."""
 _EXPERT = re.compile(r"experts\.\d")
 _SMALL = 64 << 10
 _PART = 0.5
@@ -114,21 +113,19 @@ def _read(paths: Sequence[Path]) -> None:
 
 
 def _mapped_in(number: int, size: int) -> bool:
-    """Read a file by mapping it; return False if the system cannot (Linux can from 5.14 on).
+    """Read a file by mapping it; return False if the system cannot.
 
     Page faults in order copy nothing, where `read` copies all.
     """
     if not sys.platform.startswith("linux"):
         return False
-    madvise = ctypes.CDLL(None).madvise  # the one of `mmap` holds the GIL
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     with mmap.mmap(number, size, flags=mmap.MAP_PRIVATE) as pages:
         held = ctypes.c_char.from_buffer(pages)
         try:
             begin = ctypes.addressof(held)
             for start in range(0, size, _BLOCK):
                 stop = min(start + _BLOCK, size)
-                if madvise(begin + start, stop - start, _POPULATE_READ):
+                if not populate(begin + start, stop - start, write=False):
                     return False
                 # A virtual machine may get memory at its first use: here, not in the model.
                 _ = pages[start : stop : mmap.PAGESIZE]

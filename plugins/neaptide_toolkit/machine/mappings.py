@@ -19,7 +19,7 @@ _MAPS, _PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
 """Bits of an entry of `/proc/self/pagemap` (Documentation/admin-guide/mm/pagemap.rst of Linux)."""
 
-_POPULATE_WRITE = 23
+_POPULATE_READ, _POPULATE_WRITE = 22, 23
 _TRIED = 1000
 _FIELDS = 6
 
@@ -114,13 +114,16 @@ def part_in_ram(address: int, size: int, *, tried: int) -> float | None:
     return found / len(pages)
 
 
-def populate(address: int, size: int) -> None:
-    """Allocate the pages of anonymous memory; do nothing if the system has no call for it.
+def populate(address: int, size: int, *, write: bool = True) -> bool:
+    """Have pages in RAM, as if each were written, or only read; return whether the system did it.
 
-    Linux has it from 5.14 on (`MADV_POPULATE_WRITE`). What the pages hold stays.
+    Linux can from 5.14 on (`MADV_POPULATE_WRITE`, `MADV_POPULATE_READ`). What the pages hold stays.
     """
+    if not sys.platform.startswith("linux"):
+        return False
+    madvise = ctypes.CDLL(None).madvise  # the one of `mmap` holds the GIL
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
-    if sys.platform.startswith("linux"):
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        madvise(start, address + size - start, _POPULATE_WRITE)
+    advice = _POPULATE_WRITE if write else _POPULATE_READ
+    refused: int = madvise(start, address + size - start, advice)
+    return not refused

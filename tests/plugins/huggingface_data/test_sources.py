@@ -107,10 +107,10 @@ def test_the_line_says_how_many_documents_are_cut(
     settings: Callable[..., Any], tmp_path: Path, too_long: str
 ) -> None:
     path = write_texts(tmp_path / "texts.jsonl", 40)
-    tokens = [built(settings(f"jsonl:{path}", length=1024, pack=False))[1]]
+    _, whole = built(settings(f"jsonl:{path}", length=1024, pack=False))
     _, line = built(settings(f"jsonl:{path}", length=32, too_long=too_long))
-    assert "no document dropped" in tokens[0]
-    assert " cut after" not in tokens[0]
+    assert "no document dropped" in whole
+    assert " cut after" not in whole
     assert (" documents cut after 32 tokens" in line) == (too_long == "cut")
 
 

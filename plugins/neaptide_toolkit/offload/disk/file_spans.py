@@ -35,6 +35,11 @@ class OpenedFile:
     direct: int
     plain: int
 
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.direct)
+        os.close(self.plain)
+
 
 @attrs.frozen
 class FileSpan:
@@ -67,13 +72,13 @@ def reads_directly(path: Path) -> bool:
     part = cached_part(path)
     if part is None or part > COLD:
         return False
-    numbers = opened(path, path.stat().st_ino)
-    for number in numbers or ():
-        os.close(number)
-    return numbers is not None
+    file = opened(path, path.stat().st_ino)
+    if file is not None:
+        file.close()
+    return file is not None
 
 
-def opened(path: Path, inode: int) -> tuple[int, int] | None:
+def opened(path: Path, inode: int) -> OpenedFile | None:
     """Open a file twice, past the page cache and through it; None if that way is not there."""
     if not _DIRECT:
         return None
@@ -95,7 +100,7 @@ def opened(path: Path, inode: int) -> tuple[int, int] | None:
                 return None
             raise OSError(error.errno, error.strerror, str(path)) from error
         stack.pop_all()
-        return numbers[0], numbers[1]
+        return OpenedFile(*numbers)
 
 
 def shows(source: FileSpan, tensor: torch.Tensor) -> bool:

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from neaptide_toolkit.machine.mappings import (
-    mapped_files,
-    part_in_ram,
-    populate,
-)
+from neaptide_toolkit.machine.mappings import mapped_files, part_in_ram, populate
 from neaptide_toolkit.offload.host_memory import lies_in_slab
 from neaptide_toolkit.offload.pages import Pages, mapped
 from neaptide_toolkit.offload.storages import users
@@ -63,7 +59,7 @@ class MappedTensors:
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="neaptide-pages")
         self._made: BounceBuffers | None = None
         self._begun: list[Future[None]] = []
-        self._numbers = ExitStack()
+        self._files_open = ExitStack()
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -71,7 +67,7 @@ class MappedTensors:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for all copies; after an error, for those that are under way."""
-        with self._numbers, self._pool, self._ahead:
+        with self._files_open, self._pool, self._ahead:
             if kind is None:
                 self.finish()
             else:
@@ -134,7 +130,7 @@ class MappedTensors:
     def _begin(self, work: Callable[..., None], *arguments: Any) -> None:
         self._begun.append(self._pool.submit(work, *arguments))
 
-    def _populating(self, memory: torch.Tensor) -> Future[None]:
+    def _populating(self, memory: torch.Tensor) -> Future[bool]:
         """Begin to allocate pages, in one thread, in order: reads that allocate wait for it."""
         return self._ahead.submit(populate, memory.data_ptr(), memory.nbytes)
 
@@ -159,10 +155,9 @@ class MappedTensors:
     def _open(self, place: Mapping) -> OpenedFile | None:
         key = place.path, place.inode
         if key not in self._opened:
-            numbers = opened(Path(place.path), place.inode)
-            self._opened[key] = None if numbers is None else OpenedFile(*numbers)
-            for number in numbers or ():
-                self._numbers.callback(os.close, number)
+            self._opened[key] = file = opened(Path(place.path), place.inode)
+            if file is not None:
+                self._files_open.callback(file.close)
         return self._opened[key]
 
 
@@ -209,7 +204,7 @@ def _is_mappable(tensor: torch.Tensor) -> bool:
 
 def _bounced(
     buffers: BounceBuffers,
-    ready: Future[None] | None,
+    ready: Future[bool] | None,
     number: int,
     offset: int,
     skipped: int,
@@ -224,7 +219,7 @@ def _bounced(
         buffer.copy(place, buffer.flat[skipped:needed])
 
 
-def _after(ready: Future[None], work: Callable[..., None], *arguments: Any) -> None:
+def _after(ready: Future[bool], work: Callable[..., None], *arguments: Any) -> None:
     ready.result()
     work(*arguments)
 

@@ -95,11 +95,18 @@ def test_tensors_of_the_same_bytes_share_their_memory_as_before(path: Path) -> N
     assert tied[0].data_ptr() != begin
 
 
-def test_a_file_that_cannot_be_read_raises(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bad", [0, MIB])
+def test_a_file_that_cannot_be_read_raises(
+    path: Path, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = part(cold(path), 0, 8 * MIB)
     begin, expected = weight.data_ptr(), truth(path)[: 8 * MIB]
 
-    def refuse(*_: Any) -> int:
+    read = os.preadv
+
+    def refuse(number: int, buffers: Any, offset: int) -> int:
+        if offset < bad:
+            return read(number, buffers, offset)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def copy() -> None:
@@ -112,6 +119,7 @@ def test_a_file_that_cannot_be_read_raises(path: Path, monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", refuse)
+        patch.setattr(mapped_tensors, "_PIECE", MIB)
         for way in (copy, own):
             with pytest.raises(OSError, match=r"Input/output error.*a file of weights"):
                 way()

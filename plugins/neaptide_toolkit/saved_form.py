@@ -1,7 +1,7 @@
 """Compares saved state with the state in whose place it would be loaded.
 
-The core calls the two functions that the entry points `neaptide.saved_forms` name, before it loads
-anything of a checkpoint.
+The core calls the functions that the entry points `neaptide.saved_forms` name, before it loads
+anything of a checkpoint. Each gets the outline of its section.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from neaptide.api.phases import PREDICT
 from neaptide.errors import WrongCheckpointError
-from neaptide.run.saved_form import as_mapping, as_names
+from neaptide.run.saved_form import as_mapping, as_names, tensors_of
+from neaptide.run.saved_weights import check_names
 
 from .optimizer_state import after_a_step
 
@@ -58,6 +59,35 @@ def _has_updated(training: Mapping[str, Any]) -> bool:
     ordinary = visit["phase"] != PREDICT.name and visit["done"] > training["skipped_in_a_row"]
     pending = training["pending"] or {"applied": False}
     return bool(ordinary and (pending["applied"] or training["history"]["updates"] > 0))
+
+
+def check_buffers(
+    saved: Any, *, buffers: Mapping[str, torch.Tensor], allow_changes: bool, **_: Any
+) -> None:
+    """Raise WrongCheckpointError if a buffer has another dtype or shape than the model's.
+
+    Their names must be the same, unless changes are allowed: other plugins may have other buffers.
+    """
+    if not allow_changes:
+        check_names("buffer", saved.keys(), buffers.keys())
+    for name in sorted(saved.keys() & buffers.keys()):
+        forms = [(one[name].dtype, tuple(one[name].shape)) for one in (saved, buffers)]
+        if forms[0] != forms[1]:
+            msg = f"buffer {name!r} is {forms[0]} in the checkpoint but {forms[1]} in the model"
+            raise WrongCheckpointError(msg)
+
+
+def check_gradients(saved: Any, *, store: ParameterStore, **_: Any) -> None:
+    """Raise ValueError if a gradient has another dtype or shape than its parameter."""
+    spans = {span.name: span for span in store.spans()}
+    for name, found in tensors_of(saved).items():
+        span = spans[name]
+        if (found.dtype, tuple(found.shape)) != (span.dtype, span.shape):
+            msg = (
+                f"the gradient of {name!r} is {found.dtype} {tuple(found.shape)}, the parameter "
+                f"{span.dtype} {span.shape}"
+            )
+            raise ValueError(msg)
 
 
 def _check_groups(tree: Any, optimizer: torch.optim.Optimizer) -> None:

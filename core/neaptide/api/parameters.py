@@ -270,20 +270,27 @@ class ParameterStore(ABC):
                     whole["state"][index] = state
             yield whole
 
-    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the optimizer's `state_dict`; each tensor keeps its saved dtype.
 
-        The optimizer's own method would cast state to the parameter's dtype, such as fp32 to bf16.
+        The optimizer's own method would cast state to the parameter's dtype, fp32 to bf16.
+        Tensors of a parameter may be stand-ins without memory: `read` returns a new tensor for a
+        stand-in, and any other tensor as it is.
         """
+        spans = self._numbered()
+        if read is not None:
+            for index in state["state"].keys() - spans.keys():  # no parameters of the model
+                state["state"][index] = mapped(state["state"][index], read)
         self.optimizer.load_state_dict(state)
-        for index, span in self._numbered().items():
+        for index, span in spans.items():
             saved = state["state"].get(index, {})
             if any(isinstance(value, torch.Tensor) for value in saved.values()):
                 with self.loan(span, "write", of="state") as loaded:
                     for key, value in saved.items():
                         held = loaded.get(key)
                         if isinstance(value, torch.Tensor) and isinstance(held, torch.Tensor):
-                            loaded[key] = value.to(held.device, copy=True)
+                            new = value if read is None else read(value)
+                            loaded[key] = new.to(held.device, copy=new is value)
 
     def _numbered(self) -> dict[int, Span]:
         """Return the spans by their parameter index in the optimizer's `state_dict`."""

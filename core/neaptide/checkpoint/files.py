@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 from contextlib import closing, contextmanager, suppress
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from neaptide.errors import CheckpointError
@@ -47,12 +48,20 @@ _WAY_OUT = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"permit writing or {_ELSEWHERE}"),
 }
 
+_LARGE = 1 << 20
+"""Bytes of a write from which on a thread computes the digest meanwhile."""
+_BEHIND = 64 << 20
+"""Bytes before the end of the file that may be on their way to the disk."""
+
 _active: set[str] = set()
 """The temporary directories of all open `writing` contexts in this process."""
 
 
 class HashedFile:
-    """A new file. `write` also computes the sha256, and `close` flushes the data to the disk."""
+    """A new file. `write` also computes the sha256, and `close` flushes the data to the disk.
+
+    The disk writes while the program writes more, and the page cache keeps little of the file.
+    """
 
     def __init__(self, folder: Folder, name: str) -> None:
         self._descriptor: int | None = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -64,12 +73,20 @@ class HashedFile:
         if self._descriptor is None:
             msg = "write to a closed file"
             raise ValueError(msg)
-        view = memoryview(data).cast("B")
-        self._sha256.update(view)
+        view = rest = memoryview(data).cast("B")
+        large = len(view) >= _LARGE
+        hashing = Thread(target=self._sha256.update, args=(view,))
+        (hashing.start if large else hashing.run)()
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        finally:
+            if large:
+                hashing.join()
         self.bytes += len(view)
-        rest = view
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        if large and hasattr(os, "posix_fadvise"):  # begins to write, and drops what is written
+            begin = max(0, self.bytes - _BEHIND)
+            os.posix_fadvise(self._descriptor, begin, _BEHIND, os.POSIX_FADV_DONTNEED)
         return len(view)
 
     def close(self, *, sync: bool = True) -> None:

@@ -151,6 +151,21 @@ class TensorFile(Mapping[str, torch.Tensor]):
                     raise CheckpointError(msg)
                 rest, position = rest[count:], position + count
 
+    def copy_to(self, name: str, place: torch.Tensor) -> None:
+        """Copy a tensor to `place`, of the same dtype and shape, at most `PIECE` bytes at a time.
+
+        A `place` that is not contiguous takes the whole tensor at once.
+        """
+        if not place.is_contiguous():
+            place.copy_(self[name])
+            return
+        flat = place.detach().view(-1).view(torch.uint8)
+        for start, part in zip(range(0, len(flat), PIECE), torch.split(flat, PIECE), strict=False):
+            read = part if part.is_cpu else torch.empty_like(part, device="cpu")
+            self.read_into(name, read.numpy().data, start)
+            if read is not part:
+                part.copy_(read)
+
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 

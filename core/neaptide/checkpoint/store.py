@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
 from neaptide.errors import CheckpointError, WrongCheckpointError, suggest
 
@@ -17,6 +19,7 @@ from .tree import GetTensor, flatten, unflatten
 from .verify import Identity, examine, read_bytes
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _STRUCTURE = ".json"
 _TENSORS = ".safetensors"
 _SHOWN = 5
+_LARGE = 64 << 10
 
 
 @attrs.frozen(eq=False)
@@ -42,6 +46,31 @@ class Checkpoint:
     def section(self, name: str) -> Any:
         """Return the tree of the section `name`; its tensors are in CPU memory."""
         return self._tree(name, lambda tensors: tensors.whole().__getitem__)
+
+    def deferred(
+        self, name: str, which: re.Pattern[str]
+    ) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the tree of the section `name`, and a function that reads its large tensors.
+
+        In the tree, zeros without memory of their own stand for each large tensor whose reference
+        (see `tree.flatten`) matches `which`. For them, the function returns the tensor, new in CPU
+        memory; any other tensor it returns as it is.
+        """
+        known: dict[int, tuple[torch.Tensor, Callable[[], torch.Tensor]]] = {}
+
+        def stand_in(tensors: TensorFile, key: str) -> torch.Tensor:
+            outline = tensors.outline(key)
+            if outline.nbytes < _LARGE or not which.fullmatch(key):
+                return tensors[key]
+            number = torch.zeros((), dtype=outline.dtype)
+            known[number.data_ptr()] = number, partial(tensors.__getitem__, key)
+            return number.expand(outline.shape)
+
+        def read(tensor: torch.Tensor) -> torch.Tensor:
+            found = known.get(tensor.data_ptr())
+            return tensor if found is None else found[1]()
+
+        return self._tree(name, lambda tensors: partial(stand_in, tensors)), read
 
     def outline(self, name: str) -> Any:
         """Return the tree of the section `name`; its tensors are on the device `meta`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -13,6 +12,7 @@ from neaptide.api.stash import StashKey
 from neaptide.api.steps import MEASURED, STOP, Outcome
 from neaptide.errors import CheckpointError, DataError, RunDirectoryError, WrongCheckpointError
 from neaptide.io.logging import CONSOLE
+from neaptide.plugin import sole
 
 from .feed import Feed, guarded
 from .signals import Interrupted, StopRequest, stop_on_signals
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from neaptide.api.steps import StepResult
     from neaptide.api.task import Data
-    from neaptide.config.schema import RunSection
     from neaptide.io.summary import Summary
     from neaptide.loop.state import TrainState
 
@@ -32,6 +31,11 @@ if TYPE_CHECKING:
     Observer = Callable[[StepResult, TrainState], None]
 
 
+SAVE_CLOCK_GROUP = "neaptide.save_clocks"
+"""The group of the entry point `clock(run)`, which decides when `fit` saves.
+
+`due(step)` is asked after each update; `with clock.saving():` is around each save.
+"""
 FITTING: StashKey[object] = StashKey("fitting")
 """Set to a new object while `trainer.fit` makes steps and no code between them changes weights.
 
@@ -59,35 +63,6 @@ def require_no_run(root: Path) -> None:
             f"(resume='auto'), or set run.dir elsewhere"
         )
         raise RunDirectoryError(msg)
-
-
-class SaveClock:
-    """Decides when a run saves: after `checkpoint_every` updates, or else by time.
-
-    By time, a save is due after `checkpoint_minutes`, but not before 20 times the duration of the
-    last save: so saving takes at most 5 % of a run's time.
-    """
-
-    def __init__(self, run: RunSection) -> None:
-        self._run = run
-        self._since, self._took = time.monotonic(), 0.0
-
-    def due(self, step: int) -> bool:
-        """Return whether the run must save after update `step`."""
-        if self._run.checkpoint_every:
-            return step % self._run.checkpoint_every == 0
-        waited, minutes = time.monotonic() - self._since, self._run.checkpoint_minutes
-        return minutes > 0 and waited >= max(60 * minutes, 20 * self._took)
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Measure the save inside the context, and start the clock again at its end."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._since = time.monotonic()
-            self._took = self._since - began
 
 
 class _Stopped(Exception):  # noqa: N818 - no fault: it only ends an evaluation
@@ -124,7 +99,7 @@ class Fit:
         self._stop = StopRequest()
         self._began = session.state.step, session.state.batches
         self._saved: tuple[int, Path] | None = None  # the last save: number of used batches, path
-        self._clock = SaveClock(session.config.run)
+        self._clock = sole(SAVE_CLOCK_GROUP)(session.config.run)
 
     def run(self, resume: Any, *, allow_changes: bool) -> Summary:
         """Train to the end; see `HybridTrainer.fit`."""

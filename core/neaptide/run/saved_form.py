@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide.api import rng
-from neaptide.api.phases import PHASES
 from neaptide.errors import CheckpointError, described, ends, is_out_of_memory
-from neaptide.loop.state import COUNTERS
 from neaptide.plugin import shipped
 
 from .signals import Interrupted
@@ -61,10 +58,10 @@ def formed(
 def small_sections(loaded: Checkpoint) -> dict[str, Any]:
     """Check and return `training`, `rng`, `data` and `buffers`."""
     checks: dict[str, Callable[[Any], object]] = {
-        "training": partial(_check_training, step=loaded.manifest.step),
+        "training": as_names,
         "rng": rng.rehearse,
         "data": _check_data,
-        "buffers": _tensors,
+        "buffers": tensors_of,
     }
     found = {}
     for name, check in checks.items():
@@ -77,69 +74,22 @@ def small_sections(loaded: Checkpoint) -> dict[str, Any]:
 def check_large_sections(
     loaded: Checkpoint, store: ParameterStore, plugins: Mapping[str, Mapping[str, Any]], **run: Any
 ) -> None:
-    """Check `optimizer`, `gradients`, `plugins` and `extra` without reading their tensors.
+    """Check sections without reading their tensors.
 
     `plugins` has the present state of those whose state will be loaded. The installed functions
-    that know more of a section's form get its outline, the arguments and `run`.
+    that know more of a section's form get its outline, the arguments, the step and `run`.
     """
-    with formed(loaded, "gradients"):
-        _check_gradients(loaded.outline("gradients"), store)
+    run["step"] = loaded.manifest.step
     with formed(loaded, "plugins"):
         states = as_names(loaded.outline("plugins"))
         for name in plugins:
             as_mapping(states[name])
     with formed(loaded, "extra"):
         as_mapping(loaded.outline("extra"))
-    for section, entry in shipped(FORMS_GROUP).items():
+    for section, entry in sorted(shipped(FORMS_GROUP).items(), reverse=True):
+        # "training" comes before what looks into it
         with formed(loaded, section):
             entry.load()(loaded.outline(section), store=store, plugins=plugins, **run)
-
-
-def _check_training(tree: Any, step: int) -> None:
-    match tree:
-        case {
-            "schedule": {"phase": str(phase), "done": done, "uncorrected": uncorrected, **one},
-            "history": {
-                "updates": updates,
-                "losses": list(losses),
-                "gradient_norms": list(norms),
-                **two,
-            },
-            "accumulation": {"pieces": pieces, **sums},
-            "pending": pending,
-            **counters,
-        } if phase in PHASES and counters.keys() == COUNTERS and not (one or two):
-            whole = [*counters.values(), done, uncorrected, updates, pieces]
-            sound = sums.keys() == {"reference", "weight", "loss"}
-            if not (sound and all(type(each) is int and each >= 0 for each in whole)):
-                msg = f"the counters must be whole numbers from 0 (got {whole}, {sums})"
-                raise ValueError(msg)
-            if not all(map(_is_number, (*losses, *norms, *sums.values()))):
-                msg = "losses, gradient norms and sums must be numbers"
-                raise TypeError(msg)
-            if counters["step"] != step:
-                msg = f"its step is {counters['step']}, the checkpoint's {step}"
-                raise ValueError(msg)
-            _check_pending(pending)
-        case _:
-            msg = "not the state of a training"
-            raise ValueError(msg)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not value.ndim
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_pending(tree: Any) -> None:
-    number = int | float
-    kinds: dict[str, Any] = {"step": int, "phase": str, "loss": number, "applied": bool}
-    kinds["gradient_norm"] = number | None
-    known = tree is None or (tree.keys() == kinds.keys() and tree["phase"] in PHASES)
-    if not known or any(not isinstance(value, kinds[name]) for name, value in (tree or {}).items()):
-        msg = "not a pending update"
-        raise ValueError(msg)
 
 
 def _check_data(tree: Any) -> None:
@@ -154,18 +104,6 @@ def _check_data(tree: Any) -> None:
             return
     msg = "not a position in the data"
     raise ValueError(msg)
-
-
-def _check_gradients(tree: Any, store: ParameterStore) -> None:
-    spans = {span.name: span for span in store.spans()}
-    for name, found in _tensors(tree).items():
-        span = spans[name]
-        if (found.dtype, tuple(found.shape)) != (span.dtype, span.shape):
-            msg = (
-                f"the gradient of {name!r} is {found.dtype} {tuple(found.shape)}, the parameter "
-                f"{span.dtype} {span.shape}"
-            )
-            raise ValueError(msg)
 
 
 def check_manifest(loaded: Checkpoint) -> None:
@@ -199,7 +137,8 @@ def as_names(tree: Any) -> Mapping[str, Any]:
     return as_mapping(tree)
 
 
-def _tensors(tree: Any) -> Mapping[str, torch.Tensor]:
+def tensors_of(tree: Any) -> Mapping[str, torch.Tensor]:
+    """Return `tree`; TypeError if it is no mapping from strings to tensors."""
     for name, value in as_names(tree).items():
         if not isinstance(value, torch.Tensor):
             msg = f"{name!r} is {type(value).__name__}, not a tensor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 from neaptide.api import rng
 from neaptide.checkpoint import store as checkpoints
 from neaptide.config import unstructure
+from neaptide.config.tables import at, leaves
 from neaptide.errors import WrongCheckpointError
 from neaptide.io.logging import CONSOLE
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 _FREE = ("run", "train.device", "eval")
 """Settings that may differ after a resume, because they do not change the computation."""
+
+_OF_A_PARAMETER = re.compile(r"/state/\$\d+/[^/]+")
+"""References to tensors in an optimizer's `state_dict`, which a store loads one by one."""
 
 
 @attrs.frozen(eq=False)
@@ -107,13 +112,13 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
             _check_config(loaded.section("config"), unstructure(parts.config))
     weights, small = SavedWeights.of(loaded, parts.config.run), small_sections(loaded)
     weights.check(parts.store)
-    _check_buffers(small["buffers"], dict(parts.model.named_buffers()), allow_changes=allow_changes)
     saved = loaded.manifest.facts["plugins"]
     plugins = {name: plugin for name, plugin in parts.hooks.plugins.items() if name in saved}
     fresh, training = not parts.state.batches, small["training"]
     ask = parts.hooks.ask
     present = {name: ask(name, "state_dict", one.state_dict) for name, one in plugins.items()}
-    check_large_sections(loaded, parts.store, present, fresh=fresh, training=training)
+    more = {"buffers": dict(parts.model.named_buffers()), "allow_changes": allow_changes}
+    check_large_sections(loaded, parts.store, present, fresh=fresh, training=training, **more)
     states = loaded.outline("plugins")
     for name, plugin in plugins.items():
         with formed(loaded, "plugins", f"plugin {name!r}"):
@@ -130,7 +135,7 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
         parts.hooks.notify("on_phase_exit", phase=phase, following=None, step=parts.state.step)
     _load_tensors(parts, weights, small["buffers"], loaded.section("gradients"))
     with store.compute(), formed(loaded, "optimizer", begun=True):
-        store.load_optimizer_state_dict(loaded.section("optimizer"))
+        store.load_optimizer_state_dict(*loaded.deferred("optimizer", _OF_A_PARAMETER))
     parts.state.load_state_dict(small["training"])
     for name, state in loaded.section("plugins").items():
         if name in plugins:
@@ -171,7 +176,7 @@ def _load_tensors(
     store.zero_gradients()
     for span in store.spans():
         with store.loan(span, "write") as weight, torch.no_grad():
-            weight.copy_(weights.file_of(span.name)[span.name])
+            weights.file_of(span.name).copy_to(span.name, weight)
         if span.name in gradients:
             with store.loan(span, "write", of="gradient") as gradient:
                 gradient.copy_(gradients[span.name])
@@ -231,7 +236,7 @@ _OVERRIDE = ", or allow it with --allow-changes (allow_changes=True)"
 
 
 def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    before, now = dict(_flat(saved)), dict(_flat(here))
+    before, now = _flat(saved), _flat(here)
     differing = [
         f"{key} (saved {before.get(key)!r}, now {now.get(key)!r})"
         for key in sorted(before.keys() | now.keys())
@@ -243,21 +248,6 @@ def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         raise WrongCheckpointError(msg)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _check_buffers(
-    saved: Mapping[str, torch.Tensor], here: Mapping[str, torch.Tensor], *, allow_changes: bool
-) -> None:
-    if not allow_changes:  # other plugins may have added or removed buffers
-        check_names("buffer", saved.keys(), here.keys())
-    for name in sorted(saved.keys() & here.keys()):
-        forms = [(one[name].dtype, tuple(one[name].shape)) for one in (saved, here)]
-        if forms[0] != forms[1]:
-            msg = f"buffer {name!r} is {forms[0]} in the checkpoint but {forms[1]} in the model"
-            raise WrongCheckpointError(msg)
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    found = {".".join(map(str, path)): at(table, path) for path in leaves(table)}
+    return {name: value for name, value in found.items() if value != {}}

@@ -212,9 +212,9 @@ class StreamedStore(ParameterStore):
         """Wait until weights and state on the host are up to date."""
         self.streaming.settle()
 
-    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load `state`, and copy it to the host buffers of the streamed optimizer state."""
         self.drain()
-        super().load_optimizer_state_dict(state)
+        super().load_optimizer_state_dict(state, read)
         if self.streaming.updates is not None:
             self.streaming.updates.adopt()

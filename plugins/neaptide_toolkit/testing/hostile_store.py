@@ -129,10 +129,10 @@ class HostileStore(ParameterStore):
             if self._holders == 0:
                 self._hide()
 
-    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
+    def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the state with the true values restored."""
         with self.compute():
-            super().load_optimizer_state_dict(state)
+            super().load_optimizer_state_dict(state, read)
 
     def release(self) -> None:
         """Restore all values at the end of the run."""

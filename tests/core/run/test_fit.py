@@ -15,7 +15,7 @@ from support import CYCLE, digest_after, plugin_with, stranger, tiny_trainer
 from neaptide import Data, DataError, HybridTrainer, Interrupted, Loss, hookimpl
 from neaptide.checkpoint import checkpoints
 from neaptide.config.schema import RunSection
-from neaptide.run.fit import SaveClock
+from neaptide_toolkit.saved_runs.clock import SaveClock
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
-from neaptide.io.memory_table import memory_table
 from neaptide.io.units import size
+from neaptide.plugin import sole
 from neaptide.renamed import missing_in
 from neaptide.text import called, one_line
 
@@ -54,7 +54,7 @@ class Ledger:
 
     def __str__(self) -> str:
         peaks = {tier: self.peak(tier) for tier in self._tiers()}
-        return memory_table(self.entries, peaks, MOMENTS)
+        return str(sole("neaptide.memory_tables")(self.entries, peaks, MOMENTS))
 
     def _tiers(self) -> list[Tier]:
         return [tier for tier in get_args(Tier) if self.total(tier=tier)]

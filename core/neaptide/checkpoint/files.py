@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
@@ -38,8 +39,11 @@ from .recovery import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    Way = Callable[[Path, AbstractContextManager["Writer"], Callable[["Writer"], None]], None]
 
 _ELSEWHERE = "set run.dir elsewhere"
 _WAY_OUT = {
@@ -188,6 +192,21 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
         raise
     finally:
         _active.discard(temporary)
+
+
+def at_once(
+    _: Path, context: AbstractContextManager[Writer], fill: Callable[[Writer], None]
+) -> None:
+    """Write everything before `save` returns."""
+    with context as writer:
+        fill(writer)
+
+
+WAY: ContextVar[Way] = ContextVar("WAY", default=at_once)
+"""How `save` writes a directory, by the context `writing` and a function that fills its Writer.
+
+The context may be left later, by another thread.
+"""
 
 
 def _check_named(directory: Path, step: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from neaptide.errors import CheckpointError, WrongCheckpointError, suggest
 
 from . import canonical
-from .files import writing
+from .files import WAY, writing
 from .recovery import exists, recover
 from .safetensors_stream import ItemTuple, TensorFile, pieces, resident, write_tensors
 from .tree import GetTensor, flatten, unflatten
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from .files import Writer
     from .manifest import Manifest
     from .safetensors_header import TensorItem
 
@@ -126,7 +127,8 @@ def save(
     they are in `<name>.safetensors`. A stream is one file `<name>.safetensors`, written one tensor
     at a time, for models larger than memory. Raises CheckpointError.
     """
-    with writing(directory, step, facts) as writer:
+
+    def fill(writer: Writer) -> None:
         keys = {}
         for name, tree in sections.items():
             structure, tensors = flatten(tree, name)
@@ -143,6 +145,8 @@ def save(
                 write_tensors(file, items)
         for name, number in keys.items():
             canonical.check_keys(number, name, writer.bytes)
+
+    WAY.get()(directory, writing(directory, step, facts), fill)
 
 
 def load(directory: Path) -> Checkpoint:

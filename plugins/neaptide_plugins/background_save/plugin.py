@@ -1,0 +1,108 @@
+"""The plugin: a run's own checkpoints are written by a thread."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide import Plugin, hookimpl
+from neaptide.checkpoint import prune
+from neaptide.checkpoint.files import WAY, at_once
+from neaptide.checkpoint.manifest import STEP
+from neaptide.errors import CheckpointError
+from neaptide.run.rundir import checkpoint_root
+
+from .config import BackgroundSaveConfig
+from .writing import BackgroundWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from neaptide import Ledger, Phase, Run
+    from neaptide.api.middleware import AroundSave
+    from neaptide.checkpoint.files import Way, Writer
+
+_SAVED = {"weights", "optimizer.state", "average"}
+
+
+@attrs.define(eq=False)
+class BackgroundSave(Plugin[BackgroundSaveConfig]):
+    """Has the checkpoints of `fit` written while training goes on.
+
+    What a user saves elsewhere is complete when `trainer.save` returns.
+    """
+
+    _run: Run = attrs.field(init=False)
+    _root: Path | None = attrs.field(init=False, default=None)
+    _writer: BackgroundWriter = attrs.field(init=False)
+
+    @hookimpl
+    def on_run_start(self, run: Run) -> None:
+        """Find the run's checkpoints."""
+        self._run, self._root = run, checkpoint_root(run.config.run)
+        self._writer = BackgroundWriter(int(self.config.buffer_gib * 2**30))
+
+    @hookimpl
+    def around_save(self) -> AroundSave:
+        """Copy a checkpoint of the run; write any other at once. Both wait for the previous one."""
+
+        def save(following: Callable[..., Path], /, *, directory: Path) -> Path:
+            try:
+                self._finish()
+            except CheckpointError as error:  # as `fit` does: the earlier checkpoints are intact
+                self._run.log.error("checkpoint.failed", error=str(error))
+            if self._root is None or directory.parent != self._root or not self._later(directory):
+                return following(directory=directory)
+            with _written_by(partial(self._begin, directory)):
+                return following(directory=directory)
+
+        return save
+
+    def _later(self, directory: Path) -> bool:
+        """Return whether `fit` goes on after this checkpoint."""
+        named = STEP.fullmatch(directory.name)
+        return named is not None and int(named[1]) < self._run.config.train.steps
+
+    def _begin(
+        self,
+        wanted: Path,
+        directory: Path,
+        context: AbstractContextManager[Writer],
+        fill: Callable[[Writer], None],
+    ) -> None:
+        if directory == wanted:
+            self._writer.write(context, fill)
+        else:  # frozen weights, to which the checkpoint refers
+            at_once(directory, context, fill)
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is being written, and delete those that it replaces."""
+        if self._writer.finish() and self._root is not None and self._run.config.run.keep:
+            prune(self._root, self._run.config.run.keep)
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """Add the buffers of a checkpoint with all that the ledger has of weights and state."""
+        del phase
+        saved = sum(one.bytes for one in ledger.entries if one.kind in _SAVED)
+        held = self._writer.bytes_for(saved)
+        return ledger.add("background-save", "buffers", "host", held) if self._root else ledger
+
+    @hookimpl
+    def on_run_end(self) -> None:
+        """Wait for the last checkpoint; CheckpointError if it could not be written."""
+        self._finish()
+
+
+@contextmanager
+def _written_by(way: Way) -> Iterator[None]:
+    token = WAY.set(way)
+    try:
+        yield
+    finally:
+        WAY.reset(token)

@@ -21,7 +21,7 @@ CALL = """
 import torch
 from neaptide_kernels.apply_delta import apply_delta
 weight = torch.zeros(3)
-apply_delta([weight], [torch.ones(3)], torch.tensor(0.5))
+apply_delta([weight], [torch.ones(3)], torch.tensor(0.5), True)
 assert weight.tolist() == [0.5] * 3
 """
 NO_CACHE = f"""
@@ -38,7 +38,7 @@ def test_where_numba_compiles_nothing_the_reference_runs(
 ) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
     weight = torch.zeros(3)
-    told = KERNELS.explain("apply_delta", ([weight], [weight], torch.tensor(1.0)))
+    told = KERNELS.explain("apply_delta", ([weight], [weight], torch.tensor(1.0), True))
     assert told.chosen == runs
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _DTYPES = frozenset({torch.float32, torch.bfloat16})
 BLOCK = 1024
 """Elements of a unit: two float32 arrays of them fit in the first cache."""
+_FEWEST = 1 << 20
 _PIECE = 1 << 20
 """Elements of which a float32 sum is held between several deltas of one weight."""
 
@@ -33,6 +34,14 @@ def supports(query: Query) -> Support:
         if facts.count and facts.dtype not in {None, *_DTYPES}:
             return f"it takes float32 and bfloat16, and {name} are {facts.dtype}"
     return host_threads.supports(query)
+
+
+def fewest(query: Query) -> int:
+    """Return the elements that are worth loading Numba, which takes a second, once even several.
+
+    A jump rounds to the nearest, and is rare. Optimizers round stochastically, in every update.
+    """
+    return 0 if query["stochastic"] else _FEWEST
 
 
 @takes(FloatDeltas)

@@ -209,6 +209,7 @@ KERNELS.add(
         run=on_host.apply_delta,
         supports=on_host.supports,
         priority=5,
+        fewest=on_host.fewest,
     )
 )
 

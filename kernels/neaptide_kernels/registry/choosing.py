@@ -82,8 +82,11 @@ def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Qu
         measured = usable.get(timing.provider)
         if measured is not None and measured.version == timing.version:
             return Choice(measured, timing.config, "the fastest one measured")
-    first = max(usable.values(), key=lambda provider: provider.priority)
-    why = "the highest priority" if len(usable) > 1 else "the only one"
+    worth = [each for each in usable.values() if each.fewest(query) <= query.bucket]
+    first = max(worth, key=lambda provider: provider.priority)
+    why = "the highest priority" if len(worth) > 1 else "the only one"
+    if len(worth) < len(usable):
+        why += " for so few elements"
     return Choice(first, next(iter(first.configs(query)), {}), why)
 
 

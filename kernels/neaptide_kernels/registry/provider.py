@@ -24,7 +24,7 @@ def _always(_: Query) -> Support:
     return True
 
 
-def _no_bytes(_: Query) -> int:
+def _none(_: Query) -> int:
     return 0
 
 
@@ -50,12 +50,15 @@ class Provider:
     """Returns True, or a short reason why the call is not supported."""
     priority: int = 0
     """If a call has no timings, the provider of highest priority that supports the call runs."""
+    fewest: Callable[[Query], int] = _none
+    """Returns about how many elements the largest tensor must have, so that the call runs here if it
+    has no timings. Define it if the first call loads or compiles something for seconds."""
     version: str = "1"
     """The provider's version, including the compiler's version. It must change when old timings
     become invalid."""
     plain: bool = False
     """True if `run` is plain PyTorch. Then a plan runs it without values and counts its memory."""
-    workspace_bytes: Callable[[Query], int] = _no_bytes
+    workspace_bytes: Callable[[Query], int] = _none
     """Returns the number of device bytes that a call allocates in addition to its results. A plan
     asks providers that are not `plain`."""
     configs: Callable[[Query], Sequence[Mapping[str, Any]]] = _one_way

@@ -48,7 +48,7 @@ class ProviderTrials:
         try:
             answer = provider.supports(query)
             if answer is True:
-                for asked in ("configs", "workspace_bytes"):
+                for asked in ("configs", "workspace_bytes", "fewest"):
                     getattr(provider, asked)(query)
         except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
             return f"its {asked}() raised {type(error).__name__}: {error}"

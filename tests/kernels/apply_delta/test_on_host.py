@@ -152,6 +152,19 @@ def test_it_runs_what_it_takes_without_being_asked_for(dtype: torch.dtype) -> No
     assert told.chosen == ("numba" if dtype in TAKEN else "reference")
 
 
+@pytest.mark.parametrize(
+    ("elements", "stochastic", "chosen"),
+    [(3, False, "reference"), (1 << 20, False, "numba"), (3, True, "numba")],
+)
+def test_a_rare_jump_of_small_weights_does_not_load_numba(
+    elements: int, chosen: str, *, stochastic: bool
+) -> None:
+    weight = torch.zeros(elements)
+    told = KERNELS.explain("apply_delta", ([weight], [weight], torch.tensor(1.0), stochastic))
+    assert told.chosen == chosen
+    assert (told.why == "the only one for so few elements") == (chosen == "reference")
+
+
 def test_it_does_not_run_on_another_device() -> None:
     weight = torch.zeros(3, device="meta")
     told = KERNELS.explain("apply_delta", ([weight], [weight], torch.tensor(1.0, device="meta")))

@@ -1,13 +1,14 @@
 """Time that prediction adds to training, compared with training without prediction.
 
-    python bench/predict_cost.py [--json PATH] [--updates N] [--block N] [--device cuda]
+    python bench/predict_cost.py [--json PATH] [--updates N] [--block N] [--device cuda] [--small]
 
-The task is predict/byte-gpt.toml with the default phases. All subjects run in one process. Every
-subject makes the same number of updates on the same batches, in alternating blocks of updates. The
-order of subjects changes from round to round. Jumps (predicted updates) are rare, so CPU seconds
-are summed over a whole run; on a GPU, seconds until its work is done. The added time is computed
-from the ratio of two such sums: with and without prediction. The interval is from the 5th to the
-95th percentile of this ratio over bootstrap samples of the rounds.
+The task is predict/byte-gpt.toml with the default phases; `--small` has one layer and batches of 8.
+All subjects run in one process. Every subject makes the same number of updates on the same batches,
+in alternating blocks of updates. The order of subjects changes from round to round. Jumps
+(predicted updates) are rare, so CPU seconds are summed over a whole run; on a GPU, seconds until
+its work is done. The added time is computed from the ratio of two such sums: with and without
+prediction. The interval is from the 5th to the 95th percentile of this ratio over bootstrap samples
+of the rounds.
 """
 
 from __future__ import annotations
@@ -80,9 +81,12 @@ def seconds_of_gpu() -> float:
     return time.perf_counter()
 
 
-def made(name: str, updates: int, device: str) -> Subject:
+def made(name: str, updates: int, device: str, *, small: bool) -> Subject:
     """Return a subject that has made no update yet."""
     config = tomllib.loads(TASK.read_text(encoding="utf-8"))
+    if small:
+        config["model"]["options"]["layers"] = 1
+        config["train"]["batch_size"] = 8
     config["train"] |= {"steps": updates, "device": device}
     config["plugins"] = {**config["plugins"], **SUBJECTS[name]}
     more = [REFUSE] if name == "drift, every jump refused" else []
@@ -120,11 +124,14 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1200)
     parser.add_argument("--block", type=int, default=10)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     if options.updates < 2 * options.block:
         parser.error(f"--updates must be at least twice --block (got {options.updates})")
     torch.set_num_threads(1)
-    subjects = {name: made(name, options.updates, options.device) for name in SUBJECTS}
+    subjects = {
+        name: made(name, options.updates, options.device, small=options.small) for name in SUBJECTS
+    }
     plain = subjects[PLAIN]
     data = build_data(plain.trainer.config, plain.trainer.hooks)
     batches = list(itertools.islice(data.train, options.updates))
@@ -151,6 +158,7 @@ def main() -> None:
             "device": options.device,
             "threads": 1,
             "updates": options.updates,
+            "parameters": sum(each.numel() for each in plain.trainer.model.parameters()),
             "milliseconds_an_update": 1e3 * sum(plain.seconds) / options.updates,
             "rows": rows,
         }

@@ -13,7 +13,7 @@ from neaptide_toolkit.testing import LAWS, check_plugin
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
     "activation-compression": {"group": 16, "min_elements": 16},
-    "delayed-verdict": {"after": 2, "average": 2, "batches": 2},
+    "delayed-verdict": {"after": 2, "average": 2, "batches": 2, "budget": 1.0},
     "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "gradient-accumulation": {"steps": 3},
     "low-precision-backward": {

@@ -23,7 +23,7 @@ OTHERS = sorted(name for name, spec in SPECS.items() if not spec.schemes)
 ACTING: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 1},
     "activation-compression": {"min_elements": 16, "check_every": 0},
-    "delayed-verdict": {"after": 2, "average": 2, "batches": 2},
+    "delayed-verdict": {"after": 2, "average": 2, "batches": 2, "budget": 1.0},
     "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "int8": {"measure_every": 2},
     "low-precision-backward": {"even_if_slower": True, "check_every": 1000},

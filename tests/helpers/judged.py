@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from neaptide import ParameterStore, Run, Span
 
-SOON: dict[str, Any] = {"after": 4, "average": 2, "batches": 2, "pause": 20}
+SOON: dict[str, Any] = {"after": 4, "average": 2, "batches": 2, "pause": 20, "budget": 1.0}
 PHASES: dict[str, Any] = {
     "warmup": {"steps": 2},
     "full": {"steps": 6},

@@ -51,8 +51,8 @@ class Provider:
     priority: int = 0
     """If a call has no timings, the provider of highest priority that supports the call runs."""
     fewest: Callable[[Query], int] = _none
-    """Returns about how many elements the largest tensor must have, so that the call runs here if it
-    has no timings. Define it if the first call loads or compiles something for seconds."""
+    """Returns about how many elements the largest tensor must have, for a call without timings.
+    Define it if the first call loads or compiles something for seconds."""
     version: str = "1"
     """The provider's version, including the compiler's version. It must change when old timings
     become invalid."""

@@ -77,6 +77,12 @@ class DelayedVerdictConfig:
     pause: int = field(
         500, validator=ge(1), help="length of a pause, in updates; no jump is made in a pause"
     )
+    budget: float = field(
+        0.01,
+        validator=_factor,
+        help="share of the updates that jumps and verdicts may cost beyond the measured worth of "
+        "the jumps; `1`: no limit",
+    )
 
     @average.validator
     def _average_fits(self, _attribute: attrs.Attribute[int], value: int) -> None:
@@ -91,6 +97,8 @@ SPEC = PluginSpec(
     config=DelayedVerdictConfig,
     summary="Judges each jump some updates later, compares the averaged weights with and without "
     "it, and adjusts how far jumps go.",
+    version=2,
+    dry_run={"budget": 1.0},
     claims={"pace"},
     requires={"predictor"},
     numerics="changes-training",

@@ -18,7 +18,16 @@ from .verdicts import UNFINISHED, Verdicts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from neaptide import AroundPredict, AroundTrainStep, Ledger, ParameterStore, Phase, Run, Span
+    from neaptide import (
+        AroundForward,
+        AroundPredict,
+        AroundTrainStep,
+        Ledger,
+        ParameterStore,
+        Phase,
+        Run,
+        Span,
+    )
     from neaptide.api.steps import Probe
 
 
@@ -74,7 +83,8 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
     def _forget(self) -> None:
         """End the trial, and forget the verdicts: a rollback has undone their updates."""
         before = self._verdicts
-        self._verdicts = Verdicts(self.config, before.factor, counts=before.counts)
+        paid = {"counts": before.counts, "account": before.account}
+        self._verdicts = Verdicts(self.config, before.factor, **paid)
         self._kept.forget()
         self._publish()
 
@@ -97,9 +107,10 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
         def recorded(following: Callable[..., Any], **arguments: Any) -> Any:
             self._publish()
-            if self._verdicts.pace(self._step)[0] == 0.0:
-                self._run.stash.set(DECLINED, "delayed-verdict: a pause after harmful jumps")
-            self._recording = self._verdicts.trial is None
+            refusal = self._verdicts.refusal(self._step)
+            if refusal:
+                self._run.stash.set(DECLINED, f"delayed-verdict: {refusal}")
+            self._recording = self._verdicts.judges(self._step)
             if self._recording:
                 self._kept.forget()
             try:
@@ -111,6 +122,16 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
             return jump
 
         return recorded
+
+    @hookimpl
+    def around_forward(self) -> AroundForward:
+        """Count the forwards of probes: those of the guard, of searches, and of verdicts."""
+
+        def counted(following: Callable[..., Any], *, moment: str, **arguments: Any) -> Any:
+            self._verdicts.account.forwards += moment == "probe"
+            return following(moment=moment, **arguments)
+
+        return counted
 
     @hookimpl
     def around_train_step(self) -> AroundTrainStep:

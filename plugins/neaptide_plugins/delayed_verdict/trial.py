@@ -70,12 +70,22 @@ def extrapolated(points: list[list[float]], update: float) -> float | None:
     the newest `POINTS` pairs (update, loss) of `points`. Return None if all of these pairs have the
     same update, or if there are no pairs.
     """
+    line = _line(points)
+    return None if line is None else line.intercept + line.slope * math.log1p(update)
+
+
+def fall_at(points: list[list[float]], update: float) -> float | None:
+    """Return the reduction of the loss by one update at `update`, by the line of `extrapolated`."""
+    line = _line(points)
+    return None if line is None else -line.slope / (1.0 + update)
+
+
+def _line(points: list[list[float]]) -> Any:
     newest = points[-POINTS:]
     if len({at for at, _ in newest}) < 2:  # noqa: PLR2004 - a line takes two
         return None
     places, losses = ([math.log1p(at) for at, _ in newest], [loss for _, loss in newest])
-    line = statistics.linear_regression(places, losses)
-    return line.intercept + line.slope * math.log1p(update)
+    return statistics.linear_regression(places, losses)
 
 
 @attrs.define(eq=False)

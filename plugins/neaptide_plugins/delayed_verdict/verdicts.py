@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from .account import OF_A_JUMP, Account, worth_of
 from .pacing import REGIMES, JumpVerdict, Pacing, regime_of, verdict_of
-from .trial import POINTS, JumpTrial, extrapolated
+from .trial import POINTS, JumpTrial, extrapolated, fall_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +37,35 @@ class Verdicts:
     """The newest verdict's gain, standard error, and gain by forecast."""
     judged: dict[str, Any] | None = None
     """The fields of `JumpGain` for the jump that was judged last."""
+    account: Account = attrs.field(factory=Account)
 
     def pace(self, step: int) -> tuple[float, float]:
         """Return the scale factor and the window factor after `step` updates."""
         pacing = self.pacings[regime_of(self.factor(step))]
-        return pacing.scale_at(step), pacing.window
+        return 0.0 if self.refusal(step) else pacing.scale, pacing.window
+
+    def refusal(self, step: int) -> str:
+        """Return why no jump is made after `step` updates; empty if a jump can be made."""
+        if step < self.pacings[regime_of(self.factor(step))].until:
+            return "a pause after harmful jumps"
+        account, share = self.account, self.config.budget
+        if share == 1.0 or account.affords(OF_A_JUMP, step, share):
+            return ""
+        return (
+            f"predicting has cost {account.cost:g} updates, its jumps were worth "
+            f"{account.worth:.3g}, and the budget is {share:g} of {step} updates"
+        )
+
+    def judges(self, step: int) -> bool:
+        """Return whether a jump after `step` updates is judged: if no other is, in the budget.
+
+        A verdict may use half of the budget, so that it leaves room for the jumps after it.
+        """
+        share = self.config.budget
+        each = 3 if self.config.contrast == "mirrored" else 2
+        forwards = OF_A_JUMP + each * self.config.batches
+        affordable = share == 1.0 or self.account.affords(forwards, step, share / 2)
+        return self.trial is None and affordable
 
     def begin(self, step: int, horizon: int) -> None:
         """Begin the trial of a jump that was accepted after `step` updates."""
@@ -87,18 +112,24 @@ class Verdicts:
         self.pacings[trial.regime] = pacing
         self.points = [*self.points, [step, trial.loss]][-POINTS:]
         self.counts[verdict.value] += 1
+        fall = fall_at(self.points, step)
+        self.account.worth += worth_of(verdict, trial.gain, fall, trial.horizon)
         self.newest = {"gain": trial.gain, "stderr": trial.error}
         self.judged = {"jump": trial.step, "horizon": trial.horizon, **self.newest}
         if trial.expected is not None:
             self.newest["gain_by_forecast"] = trial.expected - trial.loss
-        pace = {"scale": pacing.scale_at(step), "window": pacing.window}
+        scale, window = pacing.scale_at(step), pacing.window
+        pace = {"scale": scale, "window": window, **self._books()}
         return verdict.value, {**about, **self.newest, "regime": trial.regime, **pace}
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the pace, the counts of verdicts, and the fields of `newest`."""
         scale, window = self.pace(step)
         counts = {name: float(count) for name, count in self.counts.items()}
-        return {"scale": scale, "window": window, **counts, **self.newest}
+        return {"scale": scale, "window": window, **counts, **self._books(), **self.newest}
+
+    def _books(self) -> dict[str, float]:
+        return {"cost": self.account.cost, "worth": self.account.worth}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, without the configuration."""
@@ -109,6 +140,7 @@ class Verdicts:
             "counts": dict(self.counts),
             "newest": dict(self.newest),
             "judged": self.judged,
+            "account": attrs.asdict(self.account),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,5 +148,5 @@ class Verdicts:
         self.trial = None if state["trial"] is None else JumpTrial(**state["trial"])
         self.pacings = {name: Pacing(**saved) for name, saved in state["pacings"].items()}
         self.points = [list(point) for point in state["points"]]
-        self.judged = state["judged"]
+        self.judged, self.account = state["judged"], Account(**state["account"])
         self.counts, self.newest = dict(state["counts"]), dict(state["newest"])

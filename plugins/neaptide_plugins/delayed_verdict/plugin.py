@@ -91,15 +91,14 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
     def _follow(
         self, spans: list[Span], weights: list[torch.Tensor], deltas: list[torch.Tensor | None]
     ) -> None:
-        names = [span.name for span in spans]
         if deltas[0] is None:
             if self._verdicts.sample:
-                now = dict(zip(names, weights, strict=True))
+                now = {span.name: weight for span, weight in zip(spans, weights, strict=True)}
                 self._kept.average(now, self._verdicts.sample)
             return
-        for name, delta in zip(names, deltas, strict=True):
+        for span, delta in zip(spans, deltas, strict=True):
             if delta is not None and self._recording:
-                self._kept.record(name, delta)
+                self._kept.record(span.name, delta)
 
     @hookimpl
     def around_predict(self) -> AroundPredict:

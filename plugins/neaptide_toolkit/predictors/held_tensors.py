@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GROUP = 256
 """Number of elements that share one scale in int8."""
+PLAIN = 1 << 16
+"""Elements of a float32 weight to which torch adds with the same bits as the op, but sooner."""
 PIECE = 1 << 20
 """Number of elements processed at a time. It limits the temporary float32 memory."""
 
@@ -39,6 +41,17 @@ class WindowOps:
     """Has the signature of `apply_delta`."""
 
     __repr__ = one_line
+
+    def add_to(
+        self, weight: torch.Tensor, delta: torch.Tensor, scale: float, seed: int | None
+    ) -> None:
+        """Add `scale * delta` to a weight; rounding is stochastic unless `seed` is None."""
+        factor = torch.tensor(scale, device=weight.device)
+        small = weight.is_cpu and weight.numel() <= PLAIN
+        if small and weight.dtype == delta.dtype == torch.float32:
+            weight.add_(delta * factor)
+        else:
+            self.add([weight], [delta], factor, seed is not None, seed or 0)
 
 
 @attrs.frozen(eq=False)

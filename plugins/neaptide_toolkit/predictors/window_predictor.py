@@ -6,7 +6,6 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import attrs
-import torch
 
 from neaptide import PACE, PREDICT, ROLLBACK, WARMUP, Outcome, Pace, Plugin, Update, hookimpl
 from neaptide_toolkit.saved_form import counter
@@ -21,6 +20,8 @@ from .window import Window, window_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from neaptide import AroundTrainStep, Ledger, ParameterStore, Phase, Run, Span
     from neaptide.api.memory import Tier
@@ -150,8 +151,9 @@ class WindowPredictor(Plugin[S]):
             self._open()
 
     def _follow(self, spans: list[Span], weights: list[Any], deltas: list[Any]) -> None:
-        window, names = self._window, [span.name for span in spans]
+        window = self._window
         if window is not None and deltas[0] is None and window.samples_next:
+            names = [span.name for span in spans]
             window.add_all(names, weights)
             if self._searching is not None:
                 self._searching.add(names, weights)
@@ -238,11 +240,10 @@ class WindowPredictor(Plugin[S]):
         return Gains(values, max(1, round(factor * gains.horizon)))
 
     def _update(self, horizon: int, delta_of: Callable[[str], torch.Tensor | None]) -> Update:
-        stochastic, seed = self.config.rounding == "stochastic", self._updates
+        seed = self._updates if self.config.rounding == "stochastic" else None
 
         def add(weight: torch.Tensor, delta: torch.Tensor, scale: float) -> None:
-            factor = torch.tensor(scale, device=weight.device)
-            self.ops.add([weight], [delta], factor, stochastic, seed)
+            self.ops.add_to(weight, delta, scale, seed)
 
         return Update(horizon, lambda span: delta_of(span.name), add)
 

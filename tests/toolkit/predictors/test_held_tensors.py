@@ -12,6 +12,7 @@ from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_toolkit.predictors import held_tensors
 from neaptide_toolkit.predictors.held_tensors import (
+    PLAIN,
     HeldTensor,
     Storage,
     WindowOps,
@@ -93,3 +94,19 @@ def test_seeds_differ_by_what_they_are_for_and_fit_32_bits() -> None:
     seeds = {seed_of(count, name, row) for count in (0, 1) for name in "ab" for row in (0, 1)}
     assert 8 == len(seeds)
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_jump_of_a_weight_has_the_bits_of_the_op(dtype: torch.dtype, seed: int | None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for elements in (3, 5_000, PLAIN + 1):
+        start = torch.randn(elements, generator=generator).to(DEVICE, dtype)
+        delta = torch.randn(elements, generator=generator).to(DEVICE)
+        delta[:2] = torch.tensor([torch.nan, torch.inf])
+        for scale in (1.0, 0.5, 0.1):
+            got, expected = start.clone(), start.clone()
+            OPS.add_to(got, delta, scale, seed)
+            factor = torch.tensor(scale, device=DEVICE)
+            apply_delta([expected], [delta], factor, seed is not None, seed or 0)
+            torch.testing.assert_close(got, expected, rtol=0.0, atol=0.0, equal_nan=True)

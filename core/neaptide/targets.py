@@ -46,7 +46,7 @@ class Units:
                 f"their weights are in different units; {_WAY_OUT}"
             )
             raise DataError(msg)
-        if place == 0 and not is_counted:
+        if place == 0 and not is_counted and (pieces or len(micro_batches) > 1):
             earlier = [self._first] if pieces and self._first else []
             _require_equal_shares([*earlier, *micro_batches])
 
@@ -66,7 +66,7 @@ def targets(batch: Any) -> list[torch.Tensor]:
 
 def _require_equal_shares(batches: list[Any]) -> None:
     """Raise DataError unless each batch has, and ignores, as many targets a sample."""
-    found = [targets(batch) for batch in batches] if len(batches) > 1 else []
+    found = [targets(batch) for batch in batches]
     flat = [tensor.reshape(-1) for each in found for tensor in each]
     apart = len({tensor.device for tensor in flat}) != 1
     ignores = apart or bool((torch.cat(flat) == IGNORED).any())
@@ -81,5 +81,5 @@ def _require_equal_shares(batches: list[Any]) -> None:
 def _shares(found: list[torch.Tensor], *, ignores: bool) -> Iterator[float]:
     for tensor in found:
         for first in (0, 1) if ignores else ():  # a causal model does not predict the first
-            yield int((tensor == IGNORED)[..., first:].sum()) / max(1, len(tensor))
-        yield tensor.numel() / max(1, len(tensor))
+            yield int((tensor == IGNORED)[..., first:].sum()) / max(1, tensor.shape[0])
+        yield tensor.numel() / max(1, tensor.shape[0])

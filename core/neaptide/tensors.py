@@ -18,7 +18,7 @@ def batch_tensors(batch: object) -> Iterator[torch.Tensor]:
         if batch.ndim:
             yield batch
     else:
-        for child in batch if isinstance(batch, list | tuple) else _children(batch):
+        for child in batch if isinstance(batch, (list, tuple)) else _children(batch):
             yield from batch_tensors(child)
 
 

@@ -58,14 +58,15 @@ class GradientAccumulation(Plugin[GradientAccumulationConfig]):
             self._calls = 0
         if self.config.across_steps or self.config.steps == 1:
             return None
-        if rows(batch) is None:
+        parts = split(batch, self.config.steps)
+        if len(parts) == 1 and rows(batch) is None:
             msg = (
                 f"found no tensor with samples along dim 0 in the batch to split (got "
                 f"{type(batch).__name__}); use mappings, lists, tuples or dataclasses of tensors, "
                 f"or across_steps = true @ plugins.gradient-accumulation.steps"
             )
             raise DataError(msg)
-        return split(batch, self.config.steps)
+        return parts
 
     @hookimpl
     def around_optimizer_step(self) -> AroundOptimizerStep | None:

@@ -16,7 +16,7 @@ def rows(batch: Any) -> int | None:
 
     None if no tensor has dimensions.
     """
-    return next((tensor.shape[0] for tensor in _tensors(batch) if tensor.ndim), None)
+    return _rows(_tensors(batch))
 
 
 def split(batch: Any, pieces: int) -> list[Any]:
@@ -27,25 +27,35 @@ def split(batch: Any, pieces: int) -> list[Any]:
     All parts share the other values of the batch. The sizes of the parts differ by at most one. No
     part is empty, so a batch with fewer than `pieces` samples gives fewer parts.
     """
-    length = rows(batch) or 0
+    tensors = _tensors(batch)
+    length = _rows(tensors) or 0
     pieces = min(pieces, length)
     if pieces <= 1:
         return [batch]
     bounds = [length * piece // pieces for piece in range(pieces + 1)]
     sizes = [stop - start for start, stop in pairwise(bounds)]
-    views: dict[int, tuple[torch.Tensor, ...]] = {}
+    views = {
+        id(tensor): tensor.split_with_sizes(sizes)
+        for tensor in tensors
+        if tensor.ndim and tensor.shape[0] == length
+    }
 
     def part(piece: int) -> Any:
         def view(tensor: torch.Tensor) -> torch.Tensor:
-            if not tensor.ndim or tensor.shape[0] != length:
-                return tensor
-            if id(tensor) not in views:
-                views[id(tensor)] = tensor.split_with_sizes(sizes)
-            return views[id(tensor)][piece]
+            parts = views.get(id(tensor))
+            return tensor if parts is None else parts[piece]
 
         return _mapped(batch, view)
 
+    flat = type(batch) is tuple and list(map(id, tensors)) == list(map(id, batch))
+    if flat:  # the usual batch, without recursion
+        whole = (views.get(id(tensor)) or (tensor,) * pieces for tensor in tensors)
+        return list(zip(*whole, strict=True))
     return list(map(part, range(pieces)))
+
+
+def _rows(tensors: list[torch.Tensor]) -> int | None:
+    return next((tensor.shape[0] for tensor in tensors if tensor.ndim), None)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -124,6 +124,10 @@ class Evictions:
     def __repr__(self) -> str:
         return called(self, f"{len(self._homes)} weights", f"{len(self._state)} of state")
 
+    def __bool__(self) -> bool:
+        """Return whether a weight is evicted."""
+        return bool(self._homes)
+
     def __contains__(self, weight: torch.Tensor) -> bool:
         """Return whether `weight` is evicted."""
         return weight in self._homes

@@ -45,8 +45,8 @@ class ResidentStore(ParameterStore):
 
     def spans(self) -> list[Span]:
         """Return one span per parameter, in the order of the module."""
-        present = (parameter for parameter in self.names if parameter not in self._evicted)
-        device = next(present, _ONE).device
+        evicted = self._evicted or ()  # nearly always none
+        device = next((each for each in self.names if each not in evicted), _ONE).device
         found: list[Span] = []
         # Called after every update, so a span is cached until one of these facts changes.
         for parameter, (before, span) in self._spans.items():
@@ -56,7 +56,7 @@ class ResidentStore(ParameterStore):
                 parameter.device,
                 device,
                 parameter.shape,
-                parameter in self._evicted,
+                parameter in evicted,
             )
             if span is None or now != before:
                 span = self._span(parameter, device)  # noqa: PLW2901 - the new one
@@ -182,7 +182,8 @@ class ResidentStore(ParameterStore):
         if self._on_update or self._on_updates:
             with torch.no_grad():
                 for spans, parameters in self._together():
-                    weights = list(map(self._weight, parameters))
+                    weight_of = self._weight if self._kept else torch.Tensor.detach
+                    weights = list(map(weight_of, parameters))
                     self._tell(spans, weights, [None] * len(spans))
                     del weights  # a keeper's weight is a new tensor
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import zlib
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch._utils import _flatten_dense_tensors
@@ -59,11 +60,14 @@ def add_samples(
         return
     taken = [WeightSample(n, w, rows[n], references.get(n)) for n, w in weights.items()]
     together = fits and held.dtype == torch.bfloat16
-    small = [each for each in taken if together and each.weight.numel() <= SMALL]
+    small, large = [], []
     for each in taken:
-        if len(small) <= 1 or each.weight.numel() > SMALL:
-            _add_alone(each, shares, began, index)
-    for batch in _batches(small) if len(small) > 1 else ():
+        (small if together and each.weight.numel() <= SMALL else large).append(each)
+    if len(small) == 1:
+        small, large = [], taken
+    for each in large:
+        _add_alone(each, shares, began, index)
+    for batch in _batches(small) if small else ():
         _add_together(batch, shares, began, index)
 
 
@@ -81,75 +85,89 @@ def _add_alone(sampled: WeightSample, shares: Sequence[float], began: int, index
                 held.add(start, sample, share, seed_of(began + index, name, row, start))
 
 
-def _batches(small: Sequence[WeightSample]) -> Iterator[list[WeightSample]]:
+class _Batch(NamedTuple):
+    """Small weights that are copied into one tensor, and their places in it."""
+
+    samples: list[WeightSample]
+    sizes: list[int]
+    """Elements of each weight, padded to whole groups."""
+    missing: list[int]
+    """Elements of each padding."""
+
+
+def _batches(small: Sequence[WeightSample]) -> Iterator[_Batch]:
     """Yield neighbours of at most `PIECE` elements, which limits the temporary memory."""
-    batch: list[WeightSample] = []
-    elements = 0
+    batch, elements = _Batch([], [], []), 0
     for each in small:
-        size = _padded(each.weight)
+        elements_of = each.weight.numel()
+        missing = -elements_of % GROUP
+        size = elements_of + missing
         if elements + size > PIECE:
             yield batch
-            batch, elements = [], 0
-        batch.append(each)
+            batch, elements = _Batch([], [], []), 0
+        batch.samples.append(each)
+        batch.sizes.append(size)
+        batch.missing.append(missing)
         elements += size
     yield batch
 
 
-def _padded(tensor: torch.Tensor) -> int:
-    return -(-tensor.numel() // GROUP) * GROUP
-
-
-def _add_together(
-    batch: Sequence[WeightSample], shares: Sequence[float], began: int, index: int
-) -> None:
+def _add_together(batch: _Batch, shares: Sequence[float], began: int, index: int) -> None:
     """Add samples as `_add_alone` does, to rows in bfloat16, in one tensor of whole groups."""
-    ops, sizes = batch[0].rows[0].storage.ops, [_padded(each.weight) for each in batch]
-    groups = [size // GROUP for size in sizes]
-    sample = _joined([each.weight for each in batch], sizes)
-    held = [each.reference.tensors() for each in batch if each.reference is not None]
-    codes, scales = ([tensors[place] for tensors in held] for place in (0, 1))
+    samples, sizes, _ = batch
+    ops, groups = samples[0].rows[0].storage.ops, [size // GROUP for size in sizes]
+    sample = _joined(batch, [each.weight for each in samples])
+    held = [each.reference for each in samples if each.reference is not None]
+    codes, scales = [each.values for each in held], [each.scales for each in held]
     if index == 0:
         quantized, largest, _ = ops.quantize(sample, GROUP)
-        _store(codes, quantized, sizes)
-        _store(scales, largest, groups)
-    joined = _joined(codes, sizes)
-    sample -= ops.dequantize(joined, torch.cat(scales), None, GROUP, torch.float32)
+        _store(batch, codes, quantized)
+        torch._foreach_copy_(scales, largest.split_with_sizes(groups))
+    sample -= ops.dequantize(_joined(batch, codes), torch.cat(scales), None, GROUP, torch.float32)
     for row, share in enumerate(shares):
         if share:
-            values = [each.rows[row].values for each in batch]
-            total = _joined(values, sizes).float().add_(sample, alpha=share)
-            noise = _noise(batch, sizes, total.device, (began + index, row))
-            _store(values, cut(total, noise), sizes)
+            values = [each.rows[row].values for each in samples]
+            total = _joined(batch, values).float().add_(sample, alpha=share)
+            noise = _noise(batch, total.device, began + index, row)
+            _store(batch, values, cut(total, noise))
 
 
-def _joined(tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+def _joined(batch: _Batch, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the elements of all tensors in one, each padded with zeros to its size."""
-    zeros = tensors[0].new_zeros(GROUP)
-    parts: list[torch.Tensor] = []
-    for tensor, size in zip(tensors, sizes, strict=True):
-        parts.append(tensor.reshape(-1))
-        if missing := size - tensor.numel():
-            parts.append(zeros[:missing])
-    return torch.cat(parts)
+    parts = list(tensors)
+    if any(batch.missing):
+        zeros = tensors[0].new_zeros(GROUP)
+        padding = [zeros[:missing] for missing in batch.missing]
+        parts = [part for pair in zip(tensors, padding, strict=True) for part in pair]
+    return cast("torch.Tensor", _flatten_dense_tensors(parts))  # type: ignore[no-untyped-call]
 
 
-def _store(tensors: Sequence[torch.Tensor], joined: torch.Tensor, sizes: Sequence[int]) -> None:
+def _store(batch: _Batch, tensors: Sequence[torch.Tensor], joined: torch.Tensor) -> None:
     """Write `joined`, less its padding, to contiguous tensors."""
-    parts = zip(tensors, joined.split_with_sizes(list(sizes)), strict=True)
-    flat = [tensor.view(-1) for tensor in tensors]
-    torch._foreach_copy_(flat, [part[: tensor.numel()] for tensor, part in parts])
+    parts: Sequence[torch.Tensor] = joined.split_with_sizes(batch.sizes)
+    if any(batch.missing):
+        parts = [part[: len(part) - less] for part, less in zip(parts, batch.missing, strict=True)]
+    torch._foreach_copy_([tensor.view(-1) for tensor in tensors], parts)
 
 
-def _noise(
-    batch: Sequence[WeightSample], sizes: Sequence[int], device: torch.device, of: tuple[int, int]
-) -> torch.Tensor:
+def _noise(batch: _Batch, device: torch.device, when: int, row: int) -> torch.Tensor:
     """Return the noise that each weight has alone, int16 `[sum(sizes)]`."""
-    when, row = of
-    words = torch.zeros(sum(sizes) // 4, dtype=torch.int64, device=device)
-    generator, base = torch.Generator(device), 0
-    for each, size in zip(batch, sizes, strict=True):
-        for start, stop in pieces(each.weight.numel()):
-            first, count = (base + start) // 4, -(-(stop - start) // 4)
-            draw(words[first : first + count], seed_of(when, each.name, row, start), generator)
-        base += size
+    begun = seed_of(when, "")  # a seed is a checksum, which can be continued
+    spans: list[int] = []
+    seeds: list[int | None] = []
+    for each, size, missing in zip(*batch, strict=True):
+        name = zlib.crc32(f"{each.name}/{row}/".encode(), begun)
+        whole = size if not missing else size - GROUP
+        if whole:
+            spans.append(whole // 4)
+            seeds.append(zlib.crc32(b"0", name))
+        if missing:
+            drawn = -(-(GROUP - missing) // 4)
+            spans += [drawn, GROUP // 4 - drawn]
+            seeds += [zlib.crc32(str(whole).encode(), name), None]
+    words = torch.zeros(sum(batch.sizes) // 4, dtype=torch.int64, device=device)
+    generator = torch.Generator(device)
+    for words_of, seed in zip(words.split_with_sizes(spans), seeds, strict=True):
+        if seed is not None:
+            draw(words_of, seed, generator)
     return words.view(torch.int16)

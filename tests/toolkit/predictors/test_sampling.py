@@ -36,6 +36,7 @@ def path(dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
         for size in SIZES
     }
     first["turned"] = torch.randn(6, 50, generator=generator, device="cpu").to(DEVICE).T
+    first["scalar"] = torch.randn((), generator=generator, device="cpu").to(DEVICE)
     steps = [first]
     for _ in range(SAMPLES - 1):
         steps.append({n: w + 0.01 * torch.randn_like(w) for n, w in steps[-1].items()})

@@ -30,6 +30,13 @@ def test_every_subject_is_set_beside_the_plain_run(tmp_path: Path) -> None:
         assert low <= high
 
 
+def test_the_small_task_has_fewer_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    done = run("--small", "--updates", "4", "--block", "2", "--json", str(path))
+    assert 0 == done.returncode, done.stderr
+    assert 86_400 == json.loads(path.read_text())["parameters"]
+
+
 def test_one_block_has_no_interval() -> None:
     done = run("--updates", "3", "--block", "2")
     assert 2 == done.returncode

@@ -19,7 +19,11 @@ PREDICTORS: dict[str, dict[str, Any]] = {
     "predictor-momentum": {"samples": 4},
 }
 NAMES = sorted(PREDICTORS)
-COMPANY: dict[str, dict[str, Any]] = {"delayed-verdict": {}, "dynamics-linear": {}, "ema": {}}
+COMPANY: dict[str, dict[str, Any]] = {
+    "delayed-verdict": {"budget": 1.0},
+    "dynamics-linear": {},
+    "ema": {},
+}
 STEPS = 40
 
 

@@ -83,8 +83,9 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
     def _forget(self) -> None:
         """End the trial, and forget the verdicts: a rollback has undone their updates."""
         before = self._verdicts
-        paid = {"counts": before.counts, "account": before.account}
-        self._verdicts = Verdicts(self.config, before.factor, **paid)
+        self._verdicts = Verdicts(
+            self.config, before.factor, counts=before.counts, account=before.account
+        )
         self._kept.forget()
         self._publish()
 

@@ -60,7 +60,8 @@ def add_samples(
         return
     taken = [WeightSample(n, w, rows[n], references.get(n)) for n, w in weights.items()]
     together = fits and held.dtype == torch.bfloat16
-    small, large = [], []
+    small: list[WeightSample] = []
+    large: list[WeightSample] = []
     for each in taken:
         (small if together and each.weight.numel() <= SMALL else large).append(each)
     if len(small) == 1:
@@ -118,7 +119,8 @@ def _add_together(batch: _Batch, shares: Sequence[float], began: int, index: int
     ops, groups = samples[0].rows[0].storage.ops, [size // GROUP for size in sizes]
     sample = _joined(batch, [each.weight for each in samples])
     held = [each.reference for each in samples if each.reference is not None]
-    codes, scales = [each.values for each in held], [each.scales for each in held]
+    codes = [each.values for each in held]
+    scales = [each.scales for each in held if each.scales is not None]
     if index == 0:
         quantized, largest, _ = ops.quantize(sample, GROUP)
         _store(batch, codes, quantized)
@@ -144,7 +146,7 @@ def _joined(batch: _Batch, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _store(batch: _Batch, tensors: Sequence[torch.Tensor], joined: torch.Tensor) -> None:
     """Write `joined`, less its padding, to contiguous tensors."""
-    parts: Sequence[torch.Tensor] = joined.split_with_sizes(batch.sizes)
+    parts = list(joined.split_with_sizes(batch.sizes))
     if any(batch.missing):
         parts = [part[: len(part) - less] for part, less in zip(parts, batch.missing, strict=True)]
     torch._foreach_copy_([tensor.view(-1) for tensor in tensors], parts)

@@ -17,7 +17,7 @@ OF_A_JUMP = 2
 
 @attrs.define
 class Account:
-    """The forwards of all probes so far, and the worth of the judged jumps."""
+    """The forwards of Predict steps and verdicts so far, and the worth of the judged jumps."""
 
     forwards: int = 0
     worth: float = 0.0

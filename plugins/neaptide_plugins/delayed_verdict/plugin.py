@@ -42,6 +42,7 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
     _verdicts: Verdicts = attrs.field(init=False)
     _leave: Callable[[], None] | None = attrs.field(init=False, default=None)
     _recording: bool = attrs.field(init=False, default=False)
+    _counting: bool = attrs.field(init=False, default=False)
     _step: int = attrs.field(init=False, default=0)
 
     @hookimpl
@@ -113,23 +114,24 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
             self._recording = self._verdicts.judges(self._step)
             if self._recording:
                 self._kept.forget()
+            self._counting = True
             try:
                 jump = following(**arguments)
                 if self._recording and jump is not None and jump.accepted:
                     self._verdicts.begin(self._step, jump.horizon)
             finally:
-                self._recording = False
+                self._recording = self._counting = False
             return jump
 
         return recorded
 
     @hookimpl
     def around_forward(self) -> AroundForward:
-        """Count the forwards of probes: those of the guard, of searches, and of verdicts."""
+        """Count the forwards of Predict steps and of verdicts."""
 
-        def counted(following: Callable[..., Any], *, moment: str, **arguments: Any) -> Any:
-            self._verdicts.account.forwards += moment == "probe"
-            return following(moment=moment, **arguments)
+        def counted(following: Callable[..., Any], **arguments: Any) -> Any:
+            self._verdicts.account.forwards += self._counting
+            return following(**arguments)
 
         return counted
 
@@ -149,7 +151,11 @@ class DelayedVerdict(Plugin[DelayedVerdictConfig]):
 
     def _judge(self, batch: Any) -> None:
         contrast = self.config.contrast
-        losses = losses_of(self._store, self._kept, lambda: self._probe(batch), contrast)
+        self._counting = True
+        try:
+            losses = losses_of(self._store, self._kept, lambda: self._probe(batch), contrast)
+        finally:
+            self._counting = False
         reached = self._verdicts.take(losses, self._step)
         if reached is not None:
             verdict, details = reached

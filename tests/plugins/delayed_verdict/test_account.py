@@ -99,6 +99,19 @@ def test_refused_jumps_cost_the_forwards_of_the_guard() -> None:
     assert len(costs) >= 2
 
 
+def test_a_search_before_a_proposal_is_not_in_the_account() -> None:
+    searching = {"min_window": 4, "max_window": 4, "sample_every": 1, "search_batches": 2}
+    trainer, batches = tiny_trainer(
+        {"phases": PHASES, "plugins": {SPEC.name: SOON, "predictor-drift": searching}}
+    )
+    with trainer:
+        for batch in batches:
+            trainer.step(batch)
+        found = figures(trainer)
+    judged = found["worthwhile"] + found["harmful"] + found["unclear"]
+    assert trainer.state.jumps + judged * SOON["batches"] * 3 / 2 == found["cost"]
+
+
 @pytest.mark.parametrize(("kind", "verdict"), [(Along, "worthwhile"), (Back, "harmful")])
 def test_what_the_judged_jumps_were_worth_is_in_the_account(kind: Any, verdict: str) -> None:
     trainer = line(kind)

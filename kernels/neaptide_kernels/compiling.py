@@ -12,6 +12,9 @@ _colorama = sys.modules.get("colorama")
 sys.modules["colorama"] = None  # type: ignore[assignment]  # this is how Python is told
 try:
     import numba.core.errors
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
 finally:
     del sys.modules["colorama"]
     if _colorama is not None:
@@ -31,3 +34,34 @@ def step(function: Any) -> Any:
         return inner(cache=True)(function)
     except RuntimeError:  # no folder for the cache can be written
         return inner(function)
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # Numba has no types
+def fused(_: Any, factor: Any, other: Any, term: Any) -> Any:
+    """Return `factor * other + term` of three float32 numbers, rounded once."""
+    if not factor == other == term == types.float32:
+        return None
+
+    def built(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float32(factor, other, term), built
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # Numba has no types
+def call_with_pointers(
+    _: Any, address: Any, count: Any, source: Any, target: Any, mode: Any
+) -> Any:
+    """Call the C function at an address with four integers, of which two are addresses of arrays.
+
+    A function of 32-bit integers may be called, too: it reads the lower halves.
+    """
+
+    def built(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
+        function = ir.FunctionType(ir.VoidType(), kinds).as_pointer()
+        builder.call(builder.inttoptr(arguments[0], function), arguments[1:])
+        return context.get_dummy_value()
+
+    numbers = (address, count, source, target, mode)
+    return types.none(*[types.int64] * len(numbers)), built

@@ -18,7 +18,7 @@ from neaptide_kernels.registry import (
 )
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import reference, tuning
+from . import on_host, reference, tuning
 from .split_master import join, split
 
 if TYPE_CHECKING:
@@ -125,9 +125,12 @@ def _samples(device: torch.device) -> Iterator[Sample]:
             tensors, numbers = values(_SHAPES, dtype, device), scalars(1e-3, step, device)
             name = f"{len(_SHAPES)} tensors, {dtype} gradients, step {step}"
             yield Sample(name=name, arguments=(*tensors, *numbers, *options))
+        tensors = values(_SHAPES, dtype, device)
+        arguments: tuple[Any, ...] = (*tensors, *numbers, *options, False, True)
+        yield Sample(name=f"{name}, as torch's fused AdamW", arguments=arguments)
     tensors, (rate, count) = values(_SHAPES, torch.float32, device), scalars(3e-4, 77, device)
     for decay in (0.0, 0.1):
-        arguments: tuple[Any, ...] = (*tensors, rate.float(), count, 0.3, 0.5, 1e-4, decay, True)
+        arguments = (*tensors, rate.float(), count, 0.3, 0.5, 1e-4, decay, True)
         yield Sample(name=f"float32 lr, weight decay {decay}, maximized", arguments=arguments)
     transposed = tuple(
         [tensor.t() for tensor in each] for each in values([(5, 7)], torch.float32, device)
@@ -189,6 +192,16 @@ adamw_split_step = define(
     )
 )
 """See `reference.adamw_split_step`."""
+
+KERNELS.add(
+    Provider(
+        op=adamw_split_step.spec.name,
+        name="numba",
+        run=on_host.adamw_split_step,
+        supports=on_host.supports,
+        priority=5,
+    )
+)
 
 
 def has_kernel() -> bool:

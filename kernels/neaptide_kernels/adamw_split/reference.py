@@ -40,6 +40,8 @@ class AdamWSplitStep(NamedTuple):
     """Decoupled: an update shrinks each weight by the fraction `lr * weight_decay`."""
     maximize: bool = False
     """Maximize the loss instead of minimizing it."""
+    fused: bool = False
+    """Round as `torch.optim.AdamW(fused=True)` does. Kernels round alike with both."""
 
 
 @takes(AdamWSplitStep)
@@ -47,10 +49,10 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
     """Update split masters (float32 weights, see `split`) and their moments, in place.
 
     On a CPU, masters and moments are bitwise equal to the weights and moments of
-    `torch.optim.AdamW(foreach=False)`, also for non-finite numbers. A float64 `lr` gives the result
-    that torch gives for a float `lr`. A float32 `lr` gives the result that torch gives for a
-    float32 tensor `lr`. The reference reads `lr` and `step` on the host; a kernel reads both on the
-    device.
+    `torch.optim.AdamW(foreach=False)`, or `AdamW(fused=True)`, also for non-finite numbers. A
+    float64 `lr` gives the result that torch gives for a float `lr`. A float32 `lr` gives the result
+    that torch gives for a float32 tensor `lr`. The reference reads `lr` and `step` on the host; a
+    kernel for a GPU reads both on the device.
     """
     lr, beta1, beta2 = call.lr, call.beta1, call.beta2
     count = call.step.item()
@@ -60,6 +62,10 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
     root_correction = (1 - beta2**count) ** 0.5
     for _, (high, low, mean, square, gradient) in rows_of(call[:5]):
         master = join(high, low)
+        if call.fused:
+            _fused(master, gradient, mean, square, rate, call)
+            split(master, high, low)
+            continue
         grad = gradient.to(torch.float32)
         if call.maximize:
             grad = -grad
@@ -70,3 +76,28 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
         denominator = (square.sqrt() / root_correction).add_(call.eps)
         master.addcdiv_(mean, denominator, value=-step_size)
         split(master, high, low)
+
+
+def _fused(
+    master: torch.Tensor,
+    gradient: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    rate: Any,
+    call: AdamWSplitStep,
+) -> None:
+    """Make torch's fused step, which goes through memory and does not look at strides."""
+    grad, average, squares = (
+        one
+        if one.dtype == torch.float32 and one.stride() == master.stride()
+        else torch.empty_like(master).copy_(one)
+        for one in (gradient, mean, square)
+    )
+    torch._fused_adamw_(
+        [master], [grad], [average], [squares], [], [call.step.to(torch.float32)],
+        lr=rate, beta1=call.beta1, beta2=call.beta2, weight_decay=call.weight_decay, eps=call.eps,
+        amsgrad=False, maximize=call.maximize,
+    )  # fmt: skip
+    for tensor, result in ((mean, average), (square, squares)):
+        if result is not tensor:
+            tensor.copy_(result)

@@ -56,11 +56,15 @@ def numbers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("tensor_lr", [False, True])
-def test_a_thousand_steps_are_those_of_torch_adamw(dtype: torch.dtype, *, tensor_lr: bool) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_thousand_steps_are_those_of_torch_adamw(
+    dtype: torch.dtype, *, tensor_lr: bool, fused: bool
+) -> None:
     generator = torch.Generator(DEVICE).manual_seed(0)
     parameters = [nn.Parameter(numbers(shape, generator)) for shape in SHAPES]
     ours = Split(parameters)
-    optimizer = optim.AdamW(parameters, lr=1e-2, weight_decay=0.1, foreach=False)
+    form: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
+    optimizer = optim.AdamW(parameters, lr=1e-2, weight_decay=0.1, **form)
     for step in range(1, 1001):
         rate = 1e-2 * (1 + math.cos(step / 100)) / 2
         lr = torch.tensor(rate) if tensor_lr else rate
@@ -69,7 +73,7 @@ def test_a_thousand_steps_are_those_of_torch_adamw(dtype: torch.dtype, *, tensor
         for parameter, grad in zip(parameters, grads, strict=True):
             parameter.grad = grad.float()
         optimizer.step()
-        ours.step(grads, lr, step, weight_decay=0.1)
+        ours.step(grads, lr, step, weight_decay=0.1, fused=fused)
     ours.assert_is(optimizer, parameters)
 
 

@@ -1,7 +1,8 @@
 """Makes the step of AdamW on split masters with one kernel, if the run has such a kernel.
 
 A split master is a float32 weight that is stored in two parts: a bfloat16 weight and the lower 16
-bits. Without a kernel the optimizer's own class makes every step.
+bits. Without a kernel the optimizer's own class makes every step. The kernel for a CPU gives the
+bits of that class.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def _taken(
         group["eps"],
         group["weight_decay"],
         group["maximize"],
+        bool(group["fused"]),
     )
     if not runs_by_kernel(arguments):
         return False

@@ -18,6 +18,7 @@ from neaptide_kernels.adamw_split import adamw_split_step
 from neaptide_kernels.adamw_split.split_master import split
 from neaptide_kernels.registry import KERNELS, Provider
 from neaptide_plugins.layer_streaming.updates.kernel_step import left_by_kernels
+from neaptide_plugins.layer_streaming.updates.stepping import step_away
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ class Counting:
 def kernel() -> Iterator[Counting]:
     counting = Counting()
     name = adamw_split_step.spec.name
-    provider = Provider(op=name, name="counting", run=counting.run, priority=5)
+    provider = Provider(op=name, name="counting", run=counting.run, priority=20)
     KERNELS.add(provider)
     yield counting
     KERNELS.remove(provider)
@@ -131,8 +132,34 @@ def test_what_has_no_split_master_is_left(kernel: Counting) -> None:
 def test_without_a_kernel_everything_is_left() -> None:
     away = moved(parameters_of(SHAPES))
     items = [away.item(i, torch.ones(shape)) for i, shape in enumerate(SHAPES)]
-    assert items == left_by_kernels(away.optimizer, items)
+    with KERNELS.using(adamw_split_step="reference"):
+        assert items == left_by_kernels(away.optimizer, items)
     assert not away.optimizer.state
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the kernel is for a CPU")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_the_kernel_for_a_cpu_has_the_bits_of_the_optimizer(
+    *, fused: bool, tensor_lr: bool
+) -> None:
+    pytest.importorskip("numba")
+    taken, stepped = (moved(parameters_of(SHAPES), fused=fused, weight_decay=0.1) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        gradients = [torch.randn(shape, generator=generator).bfloat16() for shape in SHAPES]
+        for away in (taken, stepped):
+            rate = 1e-2 / (1 + step)
+            away.optimizer.param_groups[0]["lr"] = torch.tensor(rate) if tensor_lr else rate
+        given, beside = (
+            [away.item(i, gradient.clone()) for i, gradient in enumerate(gradients)]
+            for away in (taken, stepped)
+        )
+        assert [] == left_by_kernels(taken.optimizer, given)
+        step_away(stepped.optimizer, beside)
+    assert all(map(same_bits, taken.weights, stepped.weights))
+    assert all(map(same_bits, taken.lows, stepped.lows))
+    assert_same_state(stepped.optimizer, taken.optimizer, taken)
 
 
 class Block(nn.Module):

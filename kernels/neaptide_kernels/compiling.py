@@ -36,6 +36,20 @@ def step(function: Any) -> Any:
         return inner(function)
 
 
+def types_of(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the types for which Numba compiles a function that is called with these arguments."""
+    return tuple(map(numba.typeof, arguments))
+
+
+def is_kept(function: Any, signature: tuple[Any, ...]) -> bool:
+    """Return whether a step is on disk for arguments of these types, so that it need not be made.
+
+    Numba has no public way to ask.
+    """
+    kept = function._cache.load_overload(signature, function.targetctx)  # noqa: SLF001
+    return kept is not None
+
+
 @intrinsic  # type: ignore[untyped-decorator]  # Numba has no types
 def fused(_: Any, factor: Any, other: Any, term: Any) -> Any:
     """Return `factor * other + term` of three float32 numbers, rounded once."""

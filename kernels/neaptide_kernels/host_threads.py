@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ def array(tensor: torch.Tensor) -> Any:
 def run(module: str, name: str, units: int, fewest: int, *arguments: Any) -> None:
     """Run a compiled function of a module on `units` units; a thread gets at least `fewest`."""
     function = _function(module, name)
+    kinds = tuple(map(_kind, arguments))
+    if (function, kinds) not in _ready:
+        _prepare(function, name, (*arguments, 0, 0))
+        _ready.add((function, kinds))
     threads = min(torch.get_num_threads(), max(1, units // fewest))
     bounds = [units * part // threads for part in range(threads + 1)]
     others = [
@@ -56,6 +60,17 @@ def run(module: str, name: str, units: int, fewest: int, *arguments: Any) -> Non
         other.result()
 
 
+_ready: set[tuple[Any, tuple[Any, ...]]] = set()
+"""The functions that are compiled in this process, each with the kinds of its arguments."""
+
+
+def _kind(argument: Any) -> Any:
+    """Return what Numba compiles a function for, in short."""
+    if isinstance(argument, np.ndarray):
+        return argument.dtype.char, argument.flags.c_contiguous
+    return type(argument)
+
+
 @cache
 def _pool(_process: int) -> ThreadPoolExecutor:
     """Return the threads of a process; a process that was forked has none of its parent's."""
@@ -64,14 +79,21 @@ def _pool(_process: int) -> ThreadPoolExecutor:
 
 @cache
 def _function(module: str, name: str) -> Any:
-    """Import a function; say so if Numba will compile it, which takes seconds."""
-    function = getattr(import_module(module), name)
-    folder = function.stats.cache_path
-    if folder is None or not any(Path(folder).glob(f"*.{name}-*.nbi")):
+    return getattr(import_module(module), name)
+
+
+def _prepare(function: Any, name: str, arguments: tuple[Any, ...]) -> None:
+    """Compile a function for arguments, or load it; say so if it is compiled: it takes seconds."""
+    from .compiling import is_kept, types_of  # noqa: PLC0415 - it needs Numba
+
+    signature = types_of(arguments)
+    if not is_kept(function, signature):
         often = (
-            "in each process: no folder for its cache can be written" if folder is None else "once"
+            "in each process: no folder for its cache can be written"
+            if function.stats.cache_path is None
+            else "once"
         )
         logging.getLogger("neaptide").warning(
             "%s is compiled for this CPU, %s: it takes some seconds", name, often
         )
-    return function
+    function.compile(signature)

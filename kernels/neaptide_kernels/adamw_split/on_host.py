@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query, Support
 
 BLOCK = 1024
-"""Elements of a unit: three float32 arrays of them fit in the first cache."""
+"""Elements of a unit: their roots fit in the first cache."""
 _GRADIENTS = frozenset({torch.float32, torch.bfloat16})
 
 
@@ -53,7 +53,7 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
         host_threads.run(
             f"{__package__}.host", "adamw_split_step",
             -(-elements // BLOCK), host_threads.FEWEST // BLOCK,
-            *map(_flat, row), *constants, -1 if call.maximize else 1,
+            *map(_flat, row), *constants, np.float32(-1 if call.maximize else 1),
             elements - elements % found.vector, found.root, found.mode,
         )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 Each step computes what the op's reference does, in the same order and without fused operations. All
 numbers are float32 or uint32; Numba would make 64 bits of them, so each result is converted. Loops
-go over slices of a block: Numba makes no wide loops over arrays from a place on.
+go over slices of a block: Numba makes no wide loops over arrays from a place on. There are two for
+a block, because its new scales are known after the first: more loops take longer.
 
 The arguments of a step are, in this order: weights, codes, scales and gradients as flat arrays,
 where bfloat16 comes as uint16; the three numbers of a `Stream`; the position in the stream; the
@@ -45,56 +46,52 @@ _EXPONENT, _BF16_NAN = _u32(0x7F800000), np.uint16(0x7FC0)
 
 
 @inner
-def _draw(bits, count, first, second, turned, position):
-    """Fill `bits` as `Stream.bits` does. A block does not cross a multiple of 2**32."""
+def _position(position, second):
+    """Return what a block has of `Stream.bits`; a block does not cross a multiple of 2**32."""
     upper = _u32(_u32(_u32(position >> 32) * _GOLDEN) + second)
-    lower = _u32(position & 0xFFFFFFFF)
-    for i in range(count):
-        mixed = _u32(_u32(lower + _u32(i)) ^ first)
-        mixed = _u32(_u32(mixed ^ _u32(mixed >> _u32(16))) * _FIRST)
-        mixed = _u32(mixed ^ upper)
-        mixed = _u32(_u32(mixed ^ _u32(mixed >> _u32(15))) * _SECOND)
-        bits[i] = _u32(_u32(mixed ^ _u32(mixed >> _u32(16))) + turned)
+    return upper, _u32(position & 0xFFFFFFFF)
 
 
 @inner
-def _load(values, raw, source):
-    """Load a block of float32, or of bfloat16 as uint16; `raw` is the memory of `values`."""
+def _bits(i, lower, upper, first, turned):
+    """Return the bits of `Stream.bits` for an element whose position is `lower + i`."""
+    mixed = _u32(_u32(lower + _u32(i)) ^ first)
+    mixed = _u32(_u32(mixed ^ _u32(mixed >> _u32(16))) * _FIRST)
+    mixed = _u32(mixed ^ upper)
+    mixed = _u32(_u32(mixed ^ _u32(mixed >> _u32(15))) * _SECOND)
+    return _u32(_u32(mixed ^ _u32(mixed >> _u32(16))) + turned)
+
+
+@inner
+def _number(source, i):
+    """Return a number of an array of float32, or of bfloat16 as uint16."""
     if source.itemsize == 2:  # noqa: PLR2004 - bytes
-        for i in range(len(source)):
-            raw[i] = _u32(_u32(source[i]) << _UPPER)
-    else:
-        for i in range(len(source)):
-            values[i] = source[i]
+        return _u32(_u32(source[i]) << _UPPER).view(_f32)
+    return _f32(source[i])
 
 
 @inner
-def _store(target, values, raw, bits):
-    """Store a block as `stored` does."""
+def _store(target, i, value, bits):
+    """Store a number as `stored` does."""
     if target.itemsize == 2:  # noqa: PLR2004 - bytes
-        for i in range(len(target)):
-            rounded = _u32(raw[i] + _u32(_u32(bits[i] * _THIRD) >> _UPPER))
-            if _u32(raw[i] & _EXPONENT) == _EXPONENT:
-                rounded = raw[i]
-            half = np.uint16(rounded >> _UPPER)
-            target[i] = half if values[i] == values[i] else _BF16_NAN
+        raw = _f32(value).view(_u32)
+        rounded = _u32(raw + _u32(_u32(bits * _THIRD) >> _UPPER))
+        if _u32(raw & _EXPONENT) == _EXPONENT:
+            rounded = raw
+        half = np.uint16(rounded >> _UPPER)
+        target[i] = half if value == value else _BF16_NAN
     else:
-        for i in range(len(target)):
-            target[i] = values[i]
+        target[i] = value
 
 
 @inner
-def _scales(raw, word, least, top):
+def _scales(most, least, top):
     """Return the scale of a block and its inverse, as `_scales` of the reference does.
 
-    `raw` are the bits of the values: those of magnitudes have the order of the magnitudes, and NaN
-    is the largest. `word` is a uint32 array of one number.
+    `most` are the largest bits of the magnitudes: these have the order of the magnitudes, and NaN
+    is the largest.
     """
-    most = _u32(0)
-    for i in range(BLOCK):
-        most = max(most, _u32(raw[i] & _MAGNITUDE))
-    word[0] = most
-    largest = word.view(np.float32)[0]
+    largest = _u32(most).view(_f32)
     if largest > _ZERO:
         largest = max(largest, least)
     if largest == _INF:
@@ -103,32 +100,31 @@ def _scales(raw, word, least, top):
 
 
 @inner
-def _encode_signed(codes, values, raw, inverse, bits):
-    for i in range(len(codes)):
-        scaled = _f32(abs(values[i]) * inverse)
-        lower = _f32(_f32(_f32(np.sqrt(scaled) - _HALF) + _TO_INTEGER) - _TO_INTEGER)
-        lower = min(_ABOVE_SIGNED, lower)  # NaN, too
-        fraction = _f32(_u32(bits[i] >> _UPPER)) * _PART + _MIDDLE
-        up = _ONE if fraction * (_TWO * lower + _ONE) < scaled - lower * lower else _ZERO
-        code = np.int32(lower + up)
-        codes[i] = np.int8(-code if raw[i] >> _SIGN else code)
+def _signed(value, inverse, bits):
+    """Return the code of `encode_signed`."""
+    scaled = _f32(abs(value) * inverse)
+    lower = _f32(_f32(_f32(np.sqrt(scaled) - _HALF) + _TO_INTEGER) - _TO_INTEGER)
+    lower = min(_ABOVE_SIGNED, lower)  # NaN, too
+    fraction = _f32(_u32(bits >> _UPPER)) * _PART + _MIDDLE
+    up = _ONE if fraction * (_TWO * lower + _ONE) < scaled - lower * lower else _ZERO
+    code = np.int32(lower + up)
+    return np.int8(-code if _f32(value).view(_u32) >> _SIGN else code)
 
 
 @inner
-def _encode_unsigned(codes, values, roots, inverse, bits):
-    root = _f32(np.sqrt(inverse))
-    for i in range(len(codes)):
-        scaled = values[i] * inverse
-        lower = _f32(_f32(_f32(np.sqrt(_f32(roots[i] * root)) - _HALF) + _TO_INTEGER) - _TO_INTEGER)
-        lower = min(_ABOVE_UNSIGNED, lower)
-        fraction = _f32(_u32(bits[i] & _LOWER)) * _PART + _MIDDLE
-        below = lower * lower
-        above = (lower + _ONE) * (lower + _ONE)
-        below = below * below
-        above = above * above
-        code = lower + (_ONE if fraction * (above - below) < scaled - below else _ZERO)
-        least = _ONE if values[i] > _ZERO else _ZERO
-        codes[i] = np.uint8(np.int32(max(least, code)))
+def _unsigned(value, value_root, inverse, inverse_root, bits):
+    """Return the code of `encode_unsigned`, given roots of the value and of the inverse scale."""
+    scaled = value * inverse
+    exact = np.sqrt(_f32(value_root * inverse_root))
+    lower = _f32(_f32(_f32(exact - _HALF) + _TO_INTEGER) - _TO_INTEGER)
+    lower = min(_ABOVE_UNSIGNED, lower)
+    fraction = _f32(_u32(bits & _LOWER)) * _PART + _MIDDLE
+    below = lower * lower
+    above = (lower + _ONE) * (lower + _ONE)
+    below = below * below
+    above = above * above
+    code = lower + (_ONE if fraction * (above - below) < scaled - below else _ZERO)
+    return np.uint8(np.int32(max(_ONE if value > _ZERO else _ZERO, code)))
 
 
 @step
@@ -137,38 +133,36 @@ def adam8bit_step(
     mean_factor, root_factor, kept, lr, beta1, beta2, eps, begin, end,
 ):  # fmt: skip
     """Update blocks as `neaptide_kernels.adam8bit.reference.piece` does, in place."""
-    w, g, m = np.empty(BLOCK, _f32), np.empty(BLOCK, _f32), np.zeros(BLOCK, _f32)
-    v, roots = np.zeros(BLOCK, _f32), np.empty(BLOCK, _f32)
-    bits, word = np.empty(BLOCK, _u32), np.empty(1, _u32)
-    w_raw, g_raw, m_raw, v_raw = w.view(_u32), g.view(_u32), m.view(_u32), v.view(_u32)
+    m, v, roots = np.empty(BLOCK, _f32), np.empty(BLOCK, _f32), np.empty(BLOCK, _f32)
+    drawn = np.empty(BLOCK, _u32)
     new1, new2 = _f32(_ONE - beta1), _f32(_ONE - beta2)
     for block in range(begin, end):
         at = block * BLOCK
-        count = min(BLOCK, len(weights) - at)
-        m[count:] = _ZERO
-        v[count:] = _ZERO
-        _draw(bits, count, first, second, turned, start + at)
-        _load(g, g_raw, gradients[at : at + BLOCK])
-        target = weights[at : at + BLOCK]
-        _load(w, w_raw, target)
+        upper, lower = _position(start + at, second)
+        weight, gradient = weights[at : at + BLOCK], gradients[at : at + BLOCK]
         mean_codes, square_codes = means[at : at + BLOCK], squares[at : at + BLOCK]
         mean_scale, square_scale = mean_scales[block], square_scales[block]
-        for i in range(count):
+        most_mean, most_square = _u32(0), _u32(0)
+        for i in range(len(weight)):
+            bits = _bits(i, lower, upper, first, turned)
+            g = _number(gradient, i)
             code = _f32(mean_codes[i])
-            m[i] = (code * abs(code)) * mean_scale * beta1 + g[i] * new1
-        for i in range(count):
+            mean = (code * abs(code)) * mean_scale * beta1 + g * new1
             code = _f32(square_codes[i])
             code = code * code
-            v[i] = (code * code) * square_scale * beta2 + (g[i] * g[i]) * new2
-        for i in range(count):
-            roots[i] = np.sqrt(v[i])
-        for i in range(count):
-            w[i] = w[i] * kept - (m[i] * mean_factor) / (roots[i] * root_factor + eps) * lr
-        _store(target, w, w_raw, bits)
-        mean_scales[block], inverse = _scales(m_raw, word, _SIGNED_LEAST, _SIGNED_TOP)
-        _encode_signed(mean_codes, m, m_raw, inverse, bits)
-        square_scales[block], inverse = _scales(v_raw, word, _UNSIGNED_LEAST, _UNSIGNED_TOP)
-        _encode_unsigned(square_codes, v, roots, inverse, bits)
+            square = (code * code) * square_scale * beta2 + (g * g) * new2
+            root = np.sqrt(square)
+            step_size = (mean * mean_factor) / (root * root_factor + eps) * lr
+            _store(weight, i, _number(weight, i) * kept - step_size, bits)
+            most_mean = max(most_mean, _u32(_f32(mean).view(_u32) & _MAGNITUDE))
+            most_square = max(most_square, _u32(_f32(square).view(_u32) & _MAGNITUDE))
+            m[i], v[i], roots[i], drawn[i] = mean, square, root, bits
+        mean_scales[block], mean_inverse = _scales(most_mean, _SIGNED_LEAST, _SIGNED_TOP)
+        square_scales[block], inverse = _scales(most_square, _UNSIGNED_LEAST, _UNSIGNED_TOP)
+        inverse_root = _f32(np.sqrt(inverse))
+        for i in range(len(weight)):
+            mean_codes[i] = _signed(m[i], mean_inverse, drawn[i])
+            square_codes[i] = _unsigned(v[i], roots[i], inverse, inverse_root, drawn[i])
 
 
 @step
@@ -177,27 +171,25 @@ def lion8bit_step(
     begin, end,
 ):  # fmt: skip
     """Update blocks as `neaptide_kernels.lion8bit.reference.piece` does, in place."""
-    w, g, m = np.empty(BLOCK, _f32), np.empty(BLOCK, _f32), np.zeros(BLOCK, _f32)
-    bits, word = np.empty(BLOCK, _u32), np.empty(1, _u32)
-    w_raw, g_raw, m_raw = w.view(_u32), g.view(_u32), m.view(_u32)
+    m, drawn = np.empty(BLOCK, _f32), np.empty(BLOCK, _u32)
     new1, new2 = _f32(_ONE - beta1), _f32(_ONE - beta2)
     for block in range(begin, end):
         at = block * BLOCK
-        count = min(BLOCK, len(weights) - at)
-        m[count:] = _ZERO
-        _draw(bits, count, first, second, turned, start + at)
-        _load(g, g_raw, gradients[at : at + BLOCK])
-        target = weights[at : at + BLOCK]
-        _load(w, w_raw, target)
-        mean_codes = means[at : at + BLOCK]
-        scale = scales[block]
-        for i in range(count):
+        upper, lower = _position(start + at, second)
+        weight, gradient = weights[at : at + BLOCK], gradients[at : at + BLOCK]
+        mean_codes, scale = means[at : at + BLOCK], scales[block]
+        most = _u32(0)
+        for i in range(len(weight)):
+            bits = _bits(i, lower, upper, first, turned)
+            g = _number(gradient, i)
             code = _f32(mean_codes[i])
             mean = (code * abs(code)) * scale
-            moved = mean * beta1 + g[i] * new1
+            moved = mean * beta1 + g * new1
             sign = _ONE if moved > _ZERO else (-_ONE if moved < _ZERO else moved)
-            w[i] = w[i] * kept - sign * lr
-            m[i] = mean * beta2 + g[i] * new2
-        _store(target, w, w_raw, bits)
-        scales[block], inverse = _scales(m_raw, word, _SIGNED_LEAST, _SIGNED_TOP)
-        _encode_signed(mean_codes, m, m_raw, inverse, bits)
+            _store(weight, i, _number(weight, i) * kept - sign * lr, bits)
+            mean = mean * beta2 + g * new2
+            most = max(most, _u32(_f32(mean).view(_u32) & _MAGNITUDE))
+            m[i], drawn[i] = mean, bits
+        scales[block], inverse = _scales(most, _SIGNED_LEAST, _SIGNED_TOP)
+        for i in range(len(weight)):
+            mean_codes[i] = _signed(m[i], inverse, drawn[i])

@@ -30,6 +30,7 @@ NOT_FOR_A_GPU = {
     "data": "it reads and tokenizes files, and trains on a CPU beside it",
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",
+    "host_steps": "it updates in RAM",
     "host_peak": "it counts bytes of RAM",
     "largest": "it counts bytes of RAM",
     "loading": "it reads files into RAM",

@@ -155,7 +155,7 @@ sys.exit(os.waitpid(child, 0)[1])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_it_is_compiled_once_with_a_word_and_runs_in_a_forked_process(tmp_path: Path) -> None:
     said = []
-    for dtype in ("float32", "float32", "bfloat16", "bfloat16", "float32"):
+    for dtype in ("float32", "float32", "bfloat16"):
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", SCRIPT, dtype],
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
@@ -167,4 +167,4 @@ def test_it_is_compiled_once_with_a_word_and_runs_in_a_forked_process(tmp_path: 
         assert done.returncode == 0, done.stderr
         said.append(done.stderr)
     word = "lion8bit_step is compiled for this CPU, once: it takes some seconds\n"
-    assert said == [word, "", word, "", ""]
+    assert said == [word, "", word]

@@ -11,6 +11,7 @@ from . import (
     chunked_cross_entropy,
     encode_state,
     int8,
+    lion,
     lion8bit,
 )
 
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
     from .registry import Provider
     from .shipping import ShippedKernel
 
-_FOLDERS = (adam8bit, adamw_split, apply_delta, chunked_cross_entropy, encode_state, int8, lion8bit)
+_FOLDERS = (
+    adam8bit,
+    adamw_split,
+    apply_delta,
+    chunked_cross_entropy,
+    encode_state,
+    int8,
+    lion,
+    lion8bit,
+)
 
 
 def triton_providers() -> tuple[Provider, ...]:

@@ -41,11 +41,21 @@ def form(*, fused: bool) -> Form | None:
         return _of_fused() if fused else _of_eager()
 
 
+def lerps_fused(dtype: torch.dtype) -> bool:
+    """Return whether `torch.lerp` on a CPU is one fused operation in float32, then rounded."""
+    _, gradient, mean, _ = (one.to(dtype) for one in _numbers(_ELEMENTS + max(_VECTORS) - 1))
+    return all(
+        torch.equal(
+            _lerp(mean.float(), gradient.float(), share).to(dtype), mean.lerp(gradient, share)
+        )
+        for share in (0.1, 0.7)
+    )
+
+
 def _of_eager() -> Form | None:
+    if not lerps_fused(torch.float32):
+        return None
     weight, gradient, mean, square = _numbers(_ELEMENTS + max(_VECTORS) - 1)
-    for share in (0.1, 0.7):
-        if not torch.equal(_lerp(mean, gradient, share), mean.lerp(gradient, share)):
-            return None
     updated = (square * _BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
     moved = weight.clone().addcdiv_(mean, square, value=-_LR)
     if not torch.equal(_squared(square, gradient), updated) or not torch.equal(

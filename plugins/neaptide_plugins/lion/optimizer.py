@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_kernels.lion import lion_step, runs_by_kernel
 from neaptide_toolkit.optim.foreach_optimizer import ForeachOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch.optim.optimizer import ParamsT
 
@@ -82,6 +83,22 @@ class Lion(ForeachOptimizer):
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
         torch._foreach_add_(params, direction, alpha=-lr)
         torch._foreach_lerp_(momentum, grads, 1 - beta2)
+
+    def update_in_one_pass(
+        self,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        state: Mapping[str, list[torch.Tensor]],
+        group: dict[str, Any],
+        seeds: Sequence[int],
+    ) -> bool:
+        """Update and round by `lion_step`, if it has a kernel for these tensors."""
+        options = float(group["lr"]), *map(float, group["betas"]), group["weight_decay"]
+        arguments = (params, grads, state["exp_avg"], seeds, *options)
+        if params[0].device.type != "cpu" or not runs_by_kernel(arguments):
+            return False
+        lion_step(*arguments)
+        return True
 
     def out_of_range(self, group: Mapping[str, Any]) -> dict[str, bool]:
         """Return for each option whether its value is out of range."""

@@ -77,6 +77,22 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
             group: the options.
         """
 
+    def update_in_one_pass(
+        self,
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        state: Mapping[str, list[torch.Tensor]],
+        group: dict[str, Any],
+        seeds: Sequence[int],
+    ) -> bool:
+        """Update a batch and round it, if a kernel does both at once; return whether one did.
+
+        The bits are those of `update`. `seeds` has that of each parameter for `round_into`; it is
+        empty if nothing is rounded stochastically. The other arguments are those of `update`.
+        """
+        del params, grads, state, group, seeds
+        return False
+
     @abstractmethod
     def out_of_range(self, group: Mapping[str, Any]) -> dict[str, bool]:
         """Return for each option of a group whether its value is out of range."""
@@ -162,7 +178,12 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         state = {name: [self.state[param][name] for param in params] for name in names}
         if self.placed:
             group = group | {"places": [places[param] for param in params]}
-        if params[0].dtype not in NARROW or group["rounding"] != "stochastic":
+        rounding = params[0].dtype in NARROW and group["rounding"] == "stochastic"
+        counted = zip(params, state[STEP], strict=True) if rounding else ()
+        seeds = [seed_of(group["seed"], int(step), places[param], 0) for param, step in counted]
+        if self.update_in_one_pass(params, grads, state, group, seeds):
+            return
+        if not rounding:
             self.update(params, grads, state, group)
             return
         wide_params = widened(params)

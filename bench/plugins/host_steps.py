@@ -9,7 +9,8 @@ float32. The first two rounds are not counted: they compile, build and check. By
 update must at least read and write: weights and state both ways, and gradients. The share is bytes
 a second, divided by those of the copy just before; medians, with the lowest and the highest. The
 last column divides those of the quickest update by those of the quickest copy: other programs
-disturb both less. A library that is not installed is left out, and a line says so.
+disturb both less. With `--threads 1` the clock is the thread's own, which stands still while other
+programs have its core. A library that is not installed is left out, and a line says so.
 """
 
 from __future__ import annotations
@@ -159,11 +160,11 @@ def parameters(dtype: torch.dtype, options: argparse.Namespace) -> list[torch.nn
     return made
 
 
-def milliseconds(action: Callable[[], object]) -> float:
+def milliseconds(action: Callable[[], object], clock: Callable[[], float]) -> float:
     """Return the time of one call."""
-    started = time.perf_counter()
+    started = clock()
     action()
-    return (time.perf_counter() - started) * 1e3
+    return (clock() - started) * 1e3
 
 
 def spread(values: list[float], form: str) -> str:
@@ -187,11 +188,12 @@ def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     for reason in absent:
         print(f"left out: {reason}")
     taken: list[tuple[list[float], list[float]]] = [([], []) for _ in built]
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
     shuffle = random.Random(0)  # noqa: S311 - an order, no secret
     for number in range(_UNCOUNTED + options.rounds):
         for place in shuffle.sample(range(len(built)), len(built)):
-            copy = milliseconds(lambda: target.copy_(source))
-            update = milliseconds(built[place][1])
+            copy = milliseconds(lambda: target.copy_(source), clock)
+            update = milliseconds(built[place][1], clock)
             if number >= _UNCOUNTED:
                 taken[place][0].append(update)
                 taken[place][1].append(copy)

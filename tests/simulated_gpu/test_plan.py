@@ -24,6 +24,9 @@ STACKS: dict[str, dict[str, Any]] = {
     "checkpointing": {"activation-checkpointing": {}},
     "streaming": {"layer-streaming": {"resident": 0}},
     "streaming, in backward": {"layer-streaming": {"resident": 0, "update": "in_backward"}},
+    "streaming, inputs in RAM": {
+        "layer-streaming": {"resident": 0, "update": "in_backward", "inputs": "host"}
+    },
     "streaming, graph": {"layer-streaming": {"resident": 0, "mode": "graph"}},
 }
 WIDTH = 512

@@ -214,6 +214,12 @@ SPEC = PluginSpec(
             {"update": "in_backward"},
             {"optimizer_on": "cpu"},
             {"update": "in_backward", "inputs": "host"},
+            {
+                "update": "in_backward",
+                "inputs": "host",
+                "max_active_layers": 1,
+                "optimizer_slots": 1,
+            },
         )
     ),
     numerics="exact",

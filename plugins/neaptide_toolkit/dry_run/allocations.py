@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import attrs
 import torch
@@ -15,10 +16,12 @@ from neaptide_toolkit.offload.disk import FilePages
 from .caching import CachingAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 Where = Literal["device", "host", "pages", "disk"]
 """The allocator of the device or of the host, pages of RAM outside of both, or a file."""
+Check = Callable[[Mapping[Where, int]], None]
+"""Is given the bytes in each place whenever something was made, and may raise."""
 DEVICE = torch.device("cpu", 0)
 """Stands for the accelerator in a dry run: tensors on it are told from tensors on `cpu`."""
 
@@ -39,13 +42,43 @@ class Holding:
     """How many changes the log had when it was made."""
 
 
-@attrs.frozen
-class LogEntry:
+class LogEntry(NamedTuple):
     """Bytes by which a piece grew or, below 0, shrank, during a part of a run."""
 
     piece: Holding
     bytes: int
     during: str
+
+
+def no_limit(_: Mapping[Where, int]) -> None:
+    """Allow any number of bytes."""
+
+
+class _Entries:
+    """Log entries in order.
+
+    Three lists instead of a list of entries: millions of objects less for the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Holding] = []
+        self._bytes: list[int] = []
+        self._during: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        return map(LogEntry, self._pieces, self._bytes, self._during)
+
+    def append(self, piece: Holding, nbytes: int, during: str) -> None:
+        self._pieces.append(piece)
+        self._bytes.append(nbytes)
+        self._during.append(during)
+
+    def __getitem__(self, part: slice) -> list[LogEntry]:
+        columns = (self._pieces, self._bytes, self._during)
+        return [*map(LogEntry, *(one[part] for one in columns))]
 
 
 @attrs.frozen
@@ -63,17 +96,20 @@ class AllocationLog:
     Args:
         accelerated: whether the device has memory of its own. If so, a tensor is there if it was
             made from tensors that are, or on `DEVICE`.
+        check: sees what is allocated; what it raises is raised.
 
     Attributes:
         during: the part of the run that is going on.
         kind: what a new piece is said to be for.
         changes: in order.
+        now: bytes in each place.
     """
 
-    def __init__(self, *, accelerated: bool) -> None:
+    def __init__(self, *, accelerated: bool, check: Check = no_limit) -> None:
         self.during, self.kind = ASSEMBLY, OTHER
-        self._accelerated = accelerated
-        self.changes: list[LogEntry] = []
+        self.now: Counter[Where] = Counter()
+        self._accelerated, self._check = accelerated, check
+        self.changes = _Entries()
         self._pieces: dict[int, Holding] = {}
 
     def made(
@@ -91,6 +127,7 @@ class AllocationLog:
             piece = Holding(self._place(given, device), self.kind, born=len(self.changes))
             self._hold(storage, piece)
             self._change(piece, storage.nbytes())
+            self._check(self.now)
 
     def repeat(self, since: int, until: int, kept: Iterable[tuple[Any, Any]]) -> None:
         """Note again, for the same parts of the run, what was made and freed between two changes.
@@ -140,6 +177,7 @@ class AllocationLog:
         self._change(piece, len(pages))
         weakref.finalize(pages, self._change, piece, -len(pages)).atexit = False
         self._pieces[flat.untyped_storage()._cdata] = piece  # noqa: SLF001
+        self._check(self.now)
 
     def name(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Say what the memory of tensors is for, also for the time before."""
@@ -208,5 +246,6 @@ class AllocationLog:
 
     def _change(self, piece: Holding, nbytes: int) -> None:
         piece.bytes += nbytes
+        self.now[piece.where] += nbytes
         if nbytes:
-            self.changes.append(LogEntry(piece, nbytes, self.during))
+            self.changes.append(piece, nbytes, self.during)

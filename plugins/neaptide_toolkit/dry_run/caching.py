@@ -29,8 +29,9 @@ class _Chunk:
     is_free: bool = False
 
     @property
-    def order(self) -> tuple[int, int]:
-        return self.size, self.address
+    def order(self) -> tuple[int, int, _Chunk]:
+        """Return what free chunks are sorted by. No two have the same address."""
+        return self.size, self.address, self
 
 
 class CachingAllocator:
@@ -44,15 +45,15 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.allocated = self.reserved = 0
         self._next = 0
-        self._free: dict[str, list[_Chunk]] = {"small": [], "large": []}
+        self._free: dict[str, list[tuple[int, int, _Chunk]]] = {"small": [], "large": []}
 
     def allocate(self, nbytes: int) -> _Chunk:
         """Return a chunk of at least `nbytes` bytes."""
         size = max(ROUND, _up(nbytes, ROUND))
         pool: Literal["small", "large"] = "small" if size <= SMALL else "large"
         free = self._free[pool]
-        place = bisect_left(free, (size, -1), key=lambda one: one.order)
-        chunk = free.pop(place) if place < len(free) else self._segment(size, pool)
+        place = bisect_left(free, (size, -1))
+        chunk = free.pop(place)[-1] if place < len(free) else self._segment(size, pool)
         chunk.is_free = False
         rest = chunk.size - size
         if rest >= ROUND and (pool == "small" or rest > SMALL):
@@ -70,7 +71,7 @@ class CachingAllocator:
         if chunk.after is not None and chunk.after.is_free:
             self._drop(chunk.after)
             chunk = _joined(chunk, chunk.after)
-        insort(self._free[chunk.pool], chunk, key=lambda one: one.order)
+        insort(self._free[chunk.pool], chunk.order)
 
     def _segment(self, size: int, pool: Literal["small", "large"]) -> _Chunk:
         if pool == "small":
@@ -87,11 +88,11 @@ class CachingAllocator:
             rest.after.before = rest
         chunk.size, chunk.after = size, rest
         rest.is_free = True
-        insort(self._free[chunk.pool], rest, key=lambda one: one.order)
+        insort(self._free[chunk.pool], rest.order)
 
     def _drop(self, chunk: _Chunk) -> None:
         free = self._free[chunk.pool]
-        del free[bisect_left(free, chunk.order, key=lambda one: one.order)]
+        del free[bisect_left(free, chunk.order)]
 
 
 def _joined(first: _Chunk, second: _Chunk) -> _Chunk:

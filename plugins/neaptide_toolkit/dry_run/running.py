@@ -25,7 +25,7 @@ from neaptide_toolkit.offload.pages import watched
 from neaptide_toolkit.recompute.repeated import repeated_by
 from neaptide_toolkit.tensors import nested_tensors
 
-from .allocations import DEVICE, AllocationLog
+from .allocations import DEVICE, AllocationLog, Check, no_limit
 from .as_cuda.attention import as_cuda_attends
 from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
@@ -90,19 +90,20 @@ class DryRun:
     jumped: bool | None
 
 
-def dry_run(config: RunConfig, rates: Rates | None, kind: str) -> DryRun:
+def dry_run(config: RunConfig, rates: Rates | None, kind: str, check: Check = no_limit) -> DryRun:
     """Build the model, the data and the optimizer of `config`, and train it without values.
 
     Args:
         config: no file of its run directory is written.
         rates: of the machine that is planned; None if they are unknown.
         kind: `cpu`, or `cuda` for a device with memory of its own.
+        check: as in `AllocationLog`; what it raises ends the dry run.
 
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
     """
     accelerated = kind != "cpu"
-    log = AllocationLog(accelerated=accelerated)
+    log = AllocationLog(accelerated=accelerated, check=check)
     clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host, log.is_on_disk)
     own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
     known = temporary_anywhere if accelerated else temporary

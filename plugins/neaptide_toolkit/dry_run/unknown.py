@@ -101,7 +101,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if func is _READ and unknown:
             self._ran(func, args, given, ())
             return self.read(args[0])
-        if func is _READ or kind == "view":
+        if func is _READ or kind == "view" or _is_on_meta(given, kwargs):
             return func(*args, **kwargs)
         if kind == "tells":
             self._take_inside(func, args, None, given)
@@ -248,6 +248,15 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if address not in self._unknown:
             weakref.finalize(storage, self._unknown.pop, address, None).atexit = False
         self._unknown[address] = value
+
+
+def _is_on_meta(given: Iterable[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """Return whether the results of an operation are on meta: no values, no memory, no time."""
+    device = kwargs.get("device")
+    if device is not None:
+        return bool(device.type == "meta")
+    sources = [one for one in given if one.ndim]
+    return bool(sources) and all(one.is_meta for one in sources)
 
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

@@ -23,9 +23,6 @@ from .planning import plan
 from .search import with_changes
 from .value import verdict
 
-SEARCHING = 60.0
-"""Seconds after which no other change is planned."""
-
 
 def answer(question: dict[str, Any]) -> Answer:
     """Return the answer to a question."""
@@ -36,7 +33,7 @@ def answer(question: dict[str, Any]) -> Answer:
         config, _ = configured(loads(question["config"]))
         made = plan(config, machine)
         if not made.fits:
-            made = with_changes(made, config, machine, SEARCHING)
+            made = with_changes(made, config, machine)
     except NeaptideError as error:
         return Answer(problem=str(error).splitlines()[0])
     except Exception as error:  # noqa: BLE001 - code of users may raise anything

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
-from neaptide_toolkit.dry_run.allocations import OTHER
+from neaptide.errors import DoesNotFitError, NeaptideError
+from neaptide.io.units import size
+from neaptide_toolkit.dry_run.allocations import OTHER, no_limit
 from neaptide_toolkit.dry_run.running import dry_run
 from neaptide_toolkit.machine.pretended import with_ram
 
 from .machine import CONTEXT
-from .value import Plan, TierPlan
+from .value import Plan, TierPlan, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from neaptide.config import RunConfig
-    from neaptide_toolkit.dry_run.allocations import Peak
+    from neaptide_toolkit.dry_run.allocations import Check, Peak, Where
     from neaptide_toolkit.dry_run.running import DryRun
 
     from .machine import PlannedMachine
@@ -30,14 +34,23 @@ _KINDS = {
 """What memory is for, by the moment at which it was allocated, if nothing else is known."""
 
 
-def plan(config: RunConfig, target: PlannedMachine) -> Plan:
+class PlanTooLongError(NeaptideError):
+    """A plan was ended because its time was over."""
+
+
+def plan(config: RunConfig, target: PlannedMachine, check: Check = no_limit) -> Plan:
     """Return the plan of `config` on a machine. No tensor's values are computed.
+
+    Args:
+        config: of the run.
+        target: the machine.
+        check: sees the bytes of tensors in each place. What it raises ends the plan.
 
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
     """
     with with_ram(target.host):
-        done = dry_run(config, target.rates, target.kind)
+        done = dry_run(config, target.rates, target.kind, check)
     seconds = done.seconds
     tokens = done.tokens / seconds if seconds and done.tokens is not None else None
     return Plan(
@@ -50,6 +63,43 @@ def plan(config: RunConfig, target: PlannedMachine) -> Plan:
         disk_written=done.written,
         assumptions=done.assumptions,
     )
+
+
+def plan_if_fits(config: RunConfig, target: PlannedMachine, end: float = math.inf) -> Plan:
+    """Return the plan of `config`. It ends as soon as tensors alone are too much for a tier.
+
+    Args:
+        config: of the run.
+        target: the machine.
+        end: the time, by `time.monotonic`, at which it ends, too.
+
+    Raises:
+        DoesNotFitError: a tier is too small.
+        PlanTooLongError: it took too long.
+        NeaptideError: as `plan`.
+    """
+    tiers: dict[str, tuple[int | None, tuple[Where, ...]]] = {
+        "RAM": (target.host, ("host", "pages")),
+        "disk": (target.disk, ("disk",)),
+    }
+    if target.device is None:
+        tiers["RAM"] = (target.host, ("device", "host", "pages"))
+    else:
+        tiers["device"] = (target.device - CONTEXT, ("device",))
+
+    def check(now: Mapping[Where, int]) -> None:
+        if time.monotonic() > end:
+            msg = "the plan takes too long"
+            raise PlanTooLongError(msg)
+        for name, (most, places) in tiers.items():
+            if most is not None and sum(now.get(place, 0) for place in places) > most:
+                msg = f"tensors take more than {size(most)} @ {name}"
+                raise DoesNotFitError(msg)
+
+    made = plan(config, target, check)
+    if not made.fits:
+        raise DoesNotFitError(verdict(made))
+    return made
 
 
 def _tiers(done: DryRun, target: PlannedMachine) -> dict[str, TierPlan]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from neaptide.errors import NeaptideError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 
-from .planning import plan
+from .planning import PlanTooLongError, plan, plan_if_fits
 from .value import Remedy
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ TOGETHER = 3
 """The most plugins that are changed at once."""
 MOST = 24
 """The most configurations that are planned."""
+LONGEST, LEAST = 50.0, 20.0
+"""Seconds that a plan and its search take together, and those of the search if the plan is slow."""
 _RANK = {"exact": 0, "tolerance": 1, "changes-training": 2}
 
 
@@ -40,22 +41,29 @@ def searched(config: RunConfig, machine: PlannedMachine) -> Plan:
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
     """
+    start = time.monotonic()
     made = plan(config, machine)
-    return made if made.fits else with_changes(made, config, machine)
+    return made if made.fits else with_changes(made, config, machine, seconds_left(start))
+
+
+def seconds_left(start: float) -> float:
+    """Return the seconds that a search may take if its plan began at `start`."""
+    return max(LEAST, LONGEST - (time.monotonic() - start))
 
 
 def with_changes(
     made: Plan,
     config: RunConfig,
     machine: PlannedMachine,
-    seconds: float = math.inf,
+    seconds: float = LONGEST,
     tell: Callable[[int, dict[str, Any]], None] = lambda *_: None,
 ) -> Plan:
     """Return a plan with changes of `config` that fit, from the `search_space` of plugins.
 
     Single changes are tried first, then two and three together, until some fit. The best has the
-    fewest effects on the numbers, then the most tokens a second, then the fewest settings. After
-    `seconds` no other change is planned. `tell(number, settings)` is called before each one.
+    fewest effects on the numbers, then the most tokens a second, then the fewest settings. Those
+    that change no bit are tried first, because the search ends after `seconds`.
+    `tell(number, settings)` is called before each change.
     """
     found: list[Remedy] = []
     tried = 0
@@ -69,13 +77,13 @@ def with_changes(
             tried += 1
             tell(tried, settings)
             try:
-                other = plan(changed, machine)
+                other = plan_if_fits(changed, machine, end)
+            except PlanTooLongError:
+                tried, left = tried - 1, True
+                break
             except NeaptideError:
                 continue  # it cannot run, or does not fit
-            if other.fits:
-                found.append(
-                    Remedy(settings=settings, numerics=numerics, config=changed, plan=other)
-                )
+            found.append(Remedy(settings=settings, numerics=numerics, config=changed, plan=other))
         if found or left:
             break
     return attrs.evolve(made, changes=_best(found), changes_tried=tried, changes_left=left)
@@ -88,7 +96,9 @@ def _candidates(
     before = unstructure(config)
     offers = [
         (spec, settings)
-        for spec in installed_plugins().usable().values()
+        for spec in sorted(
+            installed_plugins().usable().values(), key=lambda spec: _RANK[spec.numerics]
+        )
         for settings in spec.search_space
     ]
     for chosen in combinations(offers, together):

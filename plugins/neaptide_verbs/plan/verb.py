@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +89,7 @@ def plan(
     from .machine import target  # noqa: PLC0415 - likewise
 
     machine = target(device, ram, config.train.device, disk=disk, disk_rate=disk_rate)
+    start = time.monotonic()
     sys.path.insert(0, str(Path.cwd()))  # as `neaptide run` does
     with redirect_stdout(sys.stderr):  # the user's code may print
         made = planning.plan(config, machine)
@@ -95,7 +97,8 @@ def plan(
         print_text(str(made))
     if not made.fits:
         with redirect_stdout(sys.stderr):
-            made = search.with_changes(made, config, machine, tell=_told)
+            seconds = search.seconds_left(start)
+            made = search.with_changes(made, config, machine, seconds, _told)
         if not json:
             print_text(f"\n{value.changes(made)}")
     if json:

@@ -16,22 +16,27 @@ from torch import nn
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.dry_run import running
 from neaptide_toolkit.machine import profiles
+from neaptide_toolkit.testing import kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KINDS = "neaptide_toolkit.testing.kinds"
+KINDS = kinds.__name__
 PIECES, LAYERS = 4, 3
 
 
-def planned(kind: str, pieces: int = PIECES, **settings: Any) -> running.DryRun:
+def planned(
+    kind: str, pieces: int = PIECES, layers: int = LAYERS, **settings: Any
+) -> running.DryRun:
     streaming = {"resident": 0, "micro_batches": pieces, **settings}
-    return run_of(kind, {"layer-streaming": streaming})
+    return run_of(kind, {"layer-streaming": streaming}, layers)
 
 
-def run_of(kind: str, plugins: dict[str, Any], **train: Any) -> running.DryRun:
+def run_of(
+    kind: str, plugins: dict[str, Any], layers: int = LAYERS, **train: Any
+) -> running.DryRun:
     config = {
-        "model": {"name": f"{KINDS}:encoder", "options": {"layers": LAYERS, "width": 64}},
+        "model": {"name": f"{KINDS}:encoder", "options": {"layers": layers, "width": 64}},
         "data": {"name": f"{KINDS}:sequences", "options": {"width": 64}},
         "train": {"device": "cpu", **train},
         "plugins": plugins,
@@ -43,6 +48,19 @@ def test_an_optimizer_on_the_cpu_takes_nothing_of_the_device() -> None:
     update = planned("cuda", 1, optimizer_on="cpu").allocations.peaks("device")["full update"]
     weights = LAYERS * 12 * 64 * 64 * 4  # of all blocks
     assert update.kinds["update"] < weights / 10
+
+
+def test_inputs_in_ram_take_nothing_of_the_device() -> None:
+    more, growth = 4, {}
+    for inputs in ("device", "host"):
+        peaks = []
+        for layers in (LAYERS, LAYERS + more):
+            found = planned("cuda", layers=layers, inputs=inputs)
+            peaks.append(found.allocations.peaks("device")["full forward"].bytes)
+        growth[inputs] = peaks[1] - peaks[0]
+    rows = next(iter(kinds.sequences(width=64).train)).nbytes
+    assert growth["device"] >= more * rows
+    assert growth["host"] < rows
 
 
 def every(run: Callable[[int], Any], count: int) -> list[Any]:

@@ -84,6 +84,25 @@ def test_shapes_are_those_of_the_operation(name: str, rows: int, columns: int) -
     assert shapes(real) == shapes(made)
 
 
+def test_what_is_on_meta_takes_no_memory_and_no_time() -> None:
+    made: list[torch.UntypedStorage] = []
+    ran: list[Any] = []
+    mode = Unknown(lambda storage, *_: made.append(storage), lambda call, *_: ran.append(call))
+    with mode:
+        source = unknown(mode, LARGE)
+        made.clear()
+        ran.clear()
+        like = torch.empty_like(source, device="meta")
+        more = torch.zeros_like(like).add_(1)
+        with torch.device("meta"):
+            layer = torch.nn.Linear(LARGE, 1)
+        assert all(one.is_meta for one in (like, more, like[1:], layer.weight))
+        assert (made, ran) == ([], [])
+        back = torch.empty_like(like, device="cpu")
+    assert not back.is_meta
+    assert [one.nbytes() for one in made] == [back.nbytes]
+
+
 def test_memory_is_not_written() -> None:
     process = psutil.Process()
     mode = Unknown(ignored)

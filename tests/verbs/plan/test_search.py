@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,11 +10,14 @@ from plans import KINDS, neaptide, planned
 
 from neaptide.config import unstructure
 from neaptide.config.tables import overlay
+from neaptide.errors import DoesNotFitError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
+from neaptide_verbs.plan import search
 from neaptide_verbs.plan.machine import target
-from neaptide_verbs.plan.planning import plan
-from neaptide_verbs.plan.search import MOST, searched
+from neaptide_verbs.plan.planning import PlanTooLongError, plan, plan_if_fits
+from neaptide_verbs.plan.search import MOST, searched, with_changes
+from neaptide_verbs.plan.value import changes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +59,34 @@ def test_where_nothing_fits_nothing_is_found() -> None:
     found = searched(config_of(), target("0.6", 0.01))
     assert found.changes == ()
     assert found.changes_tried > len(OFFERS) / 2
+
+
+def test_a_plan_that_does_not_fit_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of()
+    whole = plan(config, target("rtx4090", 64))
+    weights = LAYERS * 12 * WIDTH * WIDTH * 4
+    monkeypatch.setattr("neaptide_toolkit.dry_run.running.HybridTrainer.step", None)  # no step runs
+    for machine in (target("0.9", 64), target("rtx4090", weights / 2**30 / 2), target("cpu", 0.01)):
+        with pytest.raises(DoesNotFitError, match="tensors take more than"):
+            plan_if_fits(config, machine)
+    monkeypatch.undo()
+    with pytest.raises(DoesNotFitError, match="does not fit: the device needs"):
+        # tensors fit, but not with what the allocator takes beyond them
+        plan_if_fits(config, target(str((whole.peak_bytes["device"] - 1) / 2**30), 64))
+    assert plan_if_fits(config, target("rtx4090", 64)).fits
+
+
+def test_a_search_ends_when_its_time_is_over() -> None:
+    config, machine = config_of(), target("0.9", 64)
+    made = plan(config, machine)
+    assert not made.fits
+    with pytest.raises(PlanTooLongError):
+        plan_if_fits(config, machine, time.monotonic())
+    none = with_changes(made, config, machine, 0.0)
+    assert (none.changes, none.changes_tried, none.changes_left) == ((), 0, True)
+    assert changes(none).endswith("(0 changes tried, not all)")
+    assert search.seconds_left(time.monotonic()) == pytest.approx(search.LONGEST, abs=1)
+    assert search.seconds_left(time.monotonic() - 3600) == search.LEAST
 
 
 @pytest.mark.parametrize(("name", "settings"), OFFERS, ids=str)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import disk_plans
 from recipe_plans import MODELS, WAYS, in_a_process
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ FILES = """\
 - [llama-7b-24gb.toml](../examples/llama-7b-24gb.toml): 7B, AdamW, a card of 24 GiB, 128 GiB of RAM
 - [llama-7b-64gb-ram.toml](../examples/llama-7b-64gb-ram.toml): 7B, adam8bit, 64 GiB of RAM
 - [llama-7b-32gb-ram.toml](../examples/llama-7b-32gb-ram.toml): 7B, adafactor, a card of 12 GiB, 32 GiB of RAM
+- [llama-7b-32gb-ram-disk.toml](../examples/llama-7b-32gb-ram-disk.toml): 7B, AdamW, 32 GiB of RAM and a drive
+- [llama-50b-24gb-disk.toml](../examples/llama-50b-24gb-disk.toml): 50B, AdamW, a card of 24 GiB, 128 GiB of RAM and a drive
 - [frozen-7b-12gb.toml](../examples/frozen-7b-12gb.toml): the last two blocks of 7B, a card of 12 GiB
 - [memory-profile.toml](../examples/memory-profile.toml): where the memory of a small model goes
 """
@@ -123,7 +126,7 @@ def desktop(known: Plans, ram: int) -> Iterator[str]:
     made = known["7B"]
     yield f"## 7B with {ram} GiB of RAM\n"
     exact = min(one["ram"] for way, one in made.items() if WAYS[way].numerics == "float32")
-    yield f"AdamW with float32 masters of 7B takes {exact / 1e9:.0f} GB of RAM, so {ram} GiB are too few. They do for:\n"
+    yield f"AdamW with float32 masters of 7B takes {exact / 1e9:.0f} GB of RAM, so {ram} GiB are too few without [a drive](#from-a-drive). They do for:\n"
     for way, one in made.items():
         if one["ram"] <= ram * GIB - SYSTEM:
             sizes = f"{one['device'] / GIB:.1f} GiB of the card, {one['ram'] / 1e9:.0f} GB of RAM"
@@ -131,19 +134,21 @@ def desktop(known: Plans, ram: int) -> Iterator[str]:
     yield ""
 
 
-def render(known: Plans) -> str:
+def render(known: Plans, on_disk: dict[str, dict[str, Any]]) -> str:
     """Return the page."""
     lines = [f"| {way} | {one.text} |" for way, one in WAYS.items()]
     text = HEAD + "| way | what it is |\n|---|---|\n" + "\n".join(lines) + "\n\n"
     for model in MODELS:
         text += "\n".join(section(model, known.get(model, {}))) + "\n"
-    return text + "\n".join(line for ram in (64, 32) for line in desktop(known, ram)) + FILES
+    text += "\n".join(line for ram in (64, 32) for line in desktop(known, ram))
+    return text + "\n" + "\n".join(disk_plans.section(on_disk)) + FILES
 
 
 def main(words: list[str]) -> None:
     """Write the page."""
-    known = json.loads(PLANS.read_text("utf-8")) if "--page" in words else plans("--again" in words)
-    PAGE.write_text(render(known), encoding="utf-8")
+    again = "--again" in words
+    known = json.loads(PLANS.read_text("utf-8")) if "--page" in words else plans(again)
+    PAGE.write_text(render(known, disk_plans.plans(again=again)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ runs in the folder that has `examples/`. Tokens are bytes: put your own tokens i
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -58,14 +59,39 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Keep the shape `[B, T, width]`; `cosine` and `sine` are `[T, width / heads / 2]`."""
-
-        def turn(one: Tensor) -> Tensor:
-            left, right = one.chunk(2, dim=-1)
-            turned = (left * cosine - right * sine, right * cosine + left * sine)
-            return torch.cat(turned, dim=-1)
-
-        x = x + self.attention(self.attention_norm(x), turn)
+        x = x + self.attention(self.attention_norm(x), partial(turned, cosine, sine))
         inner = self.mlp_norm(x)
+        result: Tensor = x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
+        return result
+
+
+class AttentionHalf(nn.Module):
+    """The first half of a `LlamaBlock`, as a block of its own."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, 1e-5)
+        self.attention = CausalAttention(width, heads, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Keep the shape `[B, T, width]`; `cosine` and `sine` are `[T, width / heads / 2]`."""
+        result: Tensor = x + self.attention(self.norm(x), partial(turned, cosine, sine))
+        return result
+
+
+class MlpHalf(nn.Module):
+    """The second half of a `LlamaBlock`, as a block of its own."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, 1e-5)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, *_: Tensor) -> Tensor:
+        """Keep the shape `[B, T, width]`."""
+        inner = self.norm(x)
         result: Tensor = x + self.down(functional.silu(self.gate(inner)) * self.up(inner))
         return result
 
@@ -73,11 +99,18 @@ class LlamaBlock(nn.Module):
 class LlamaDecoder(nn.Module):
     """Maps tokens, int64 `[B, T]`, to what the head reads, `[B, T, width]`."""
 
-    def __init__(self, layers: int, width: int, heads: int, hidden: int, vocabulary: int) -> None:
+    def __init__(
+        self, layers: int, width: int, heads: int, hidden: int, vocabulary: int, *, halves: bool
+    ) -> None:
         super().__init__()
         self.size = width // heads
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(LlamaBlock(width, heads, hidden) for _ in range(layers))
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            if halves:
+                self.blocks.extend((AttentionHalf(width, heads), MlpHalf(width, hidden)))
+            else:
+                self.blocks.append(LlamaBlock(width, heads, hidden))
         self.norm = nn.RMSNorm(width, 1e-5)
         self.head = nn.Linear(width, vocabulary, bias=False)
 
@@ -140,16 +173,21 @@ def llama(
     vocabulary: int = 32_000,
     dtype: Dtype = "float32",
     trained_blocks: int | None = None,
+    halves: bool = False,  # noqa: FBT001, FBT002 - a configuration names it
 ) -> tuple[nn.Module, LossFn]:
     """Return a decoder of Llama's kind, by default with 6.7 billion parameters, and its loss.
 
     `trained_blocks` is the number of blocks at the end that are trained, with the last norm; all
-    other weights are frozen. None trains everything.
+    other weights are frozen. None trains everything. With `halves`, attention and MLP are blocks of
+    their own: two of them on the device take less than two whole blocks.
     """
-    model = built(dtype, lambda: LlamaDecoder(layers, width, heads, hidden, vocabulary))
+    model = built(
+        dtype, lambda: LlamaDecoder(layers, width, heads, hidden, vocabulary, halves=halves)
+    )
     if trained_blocks is not None:
         model.requires_grad_(requires_grad=False)
-        for part in (*model.blocks[layers - trained_blocks :], model.norm):
+        first = (layers - trained_blocks) * len(model.blocks) // layers
+        for part in (*model.blocks[first:], model.norm):
             part.requires_grad_()
     return model, loss
 
@@ -182,8 +220,14 @@ def angles(length: int, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of rotary positions, each `[length, size / 2]`, as `like` is."""
     pairs = torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
     places = torch.arange(length, device=like.device, dtype=torch.float32)
-    turned = torch.outer(places, ROTARY_BASE ** (-pairs / size))
-    return turned.cos().to(like.dtype), turned.sin().to(like.dtype)
+    angle = torch.outer(places, ROTARY_BASE ** (-pairs / size))
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def turned(cosine: Tensor, sine: Tensor, one: Tensor) -> Tensor:
+    """Return queries or keys, `[B, heads, T, size]`, turned by their positions."""
+    left, right = one.chunk(2, dim=-1)
+    return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

@@ -37,14 +37,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([HEAD, re.sub(r"[^|]+", "---", HEAD), *map(_line, rows)])
 
 
-def put_into(page: Path, text: str) -> None:
+def put_into(page: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Replace the text between the page's two comments."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, found, after = rest.partition(END)
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
     if not found:
-        msg = f"{page} has no {BEGIN} … {END} for the table"
+        msg = f"{page} has no {begin} … {end} for the table"
         raise ValueError(msg)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
 def _ratio(

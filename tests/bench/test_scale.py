@@ -122,3 +122,28 @@ def test_a_pattern_that_matches_none_is_named() -> None:
 
     assert (2, "") == (done.returncode, done.stdout)
     assert done.stderr.startswith("scale: --only 'c9-*' matches none: c1-124m-4gb-16k-adamw-")
+
+
+def test_a_model_with_its_state_on_a_drive_is_simulated(tmp_path: Path) -> None:
+    script = (
+        "import json, sys\n"
+        "from scaling import from_disk\n"
+        "small = {'layers': 3, 'width': 1024, 'heads': 8, 'hidden': 2816, 'vocabulary': 256}\n"
+        "streaming = {'ram_gib': 0.0}\n"
+        "more = {'model': {'options': small}, 'plugins': {'layer-streaming': streaming}}\n"
+        "found = [from_disk.planned(case, more) for case in from_disk.CASES]\n"
+        "print(json.dumps([found, from_disk.table(found)]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=BENCH, capture_output=True, text=True, check=False
+    )
+    assert 0 == done.returncode, done.stderr
+    (two, one), table = json.loads(done.stdout.splitlines()[-1])
+    block = 4 * 1024**2 + 3 * 1024 * 2816
+    assert two["bytes"]["disk"] >= 3 * block * 12  # weights, masters and state, nothing in RAM
+    assert one["seconds"] > two["seconds"]  # what one slot cannot overlap
+    for row in (one, two):
+        assert row["fits"]
+        assert max(row["busy"].values()) <= row["seconds"]
+        assert row["bound"] in table
+    assert 4 == len(table.splitlines())

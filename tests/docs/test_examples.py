@@ -38,7 +38,7 @@ def test_an_example_fits_its_machine(path: Path) -> None:
     assert {"--device", "--ram"} <= set(command)
     done = neaptide(ROOT, *command)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("fits, ")
+    assert [line for line in done.stdout.splitlines() if line.startswith("fits, ")]
 
 
 def test_there_are_those_that_the_recipes_name() -> None:
@@ -46,4 +46,4 @@ def test_there_are_those_that_the_recipes_name() -> None:
     assert set(re.findall(r"\(\.\./examples/([\w-]+\.toml)\)", text)) == {
         path.name for path in PLANNED
     }
-    assert len(PLANNED) == 6
+    assert len(PLANNED) == 8

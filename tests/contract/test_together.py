@@ -78,8 +78,9 @@ def alone(name: str, found: dict[str, Any] = {}) -> Any:  # noqa: B006 - one run
     ),
 )
 def test_an_exact_plugin_changes_no_bit_beside_another(exact: str, other: str) -> None:
-    if SPECS[exact].claims & SPECS[other].claims:
-        with pytest.raises(ConfigError, match=r"claim"):
+    declared = {exact, other} & (SPECS[exact].conflicts | SPECS[other].conflicts)
+    if declared or SPECS[exact].claims & SPECS[other].claims:
+        with pytest.raises(ConfigError, match=r"claim|conflicts"):
             trained(exact, other)
         return
     losses, weights = trained(exact, other)

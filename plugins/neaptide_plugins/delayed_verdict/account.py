@@ -16,7 +16,7 @@ OF_A_JUMP = 2
 
 
 @attrs.define
-class Account:
+class PredictionAccount:
     """The forwards of Predict steps and verdicts so far, and the worth of the judged jumps."""
 
     forwards: int = 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .account import OF_A_JUMP, Account, worth_of
+from .account import OF_A_JUMP, PredictionAccount, worth_of
 from .pacing import REGIMES, JumpVerdict, Pacing, regime_of, verdict_of
 from .trial import POINTS, JumpTrial, extrapolated, fall_at
 
@@ -37,7 +37,7 @@ class Verdicts:
     """The newest verdict's gain, standard error, and gain by forecast."""
     judged: dict[str, Any] | None = None
     """The fields of `JumpGain` for the jump that was judged last."""
-    account: Account = attrs.field(factory=Account)
+    account: PredictionAccount = attrs.field(factory=PredictionAccount)
 
     def pace(self, step: int) -> tuple[float, float]:
         """Return the scale factor and the window factor after `step` updates."""
@@ -148,5 +148,5 @@ class Verdicts:
         self.trial = None if state["trial"] is None else JumpTrial(**state["trial"])
         self.pacings = {name: Pacing(**saved) for name, saved in state["pacings"].items()}
         self.points = [list(point) for point in state["points"]]
-        self.judged, self.account = state["judged"], Account(**state["account"])
+        self.judged, self.account = state["judged"], PredictionAccount(**state["account"])
         self.counts, self.newest = dict(state["counts"]), dict(state["newest"])

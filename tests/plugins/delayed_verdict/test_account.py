@@ -9,7 +9,7 @@ from judged import PHASES, SOON, Along, Away, Back, events, figures, line, predi
 from support import same_tensors, tiny_trainer
 
 from neaptide_plugins.delayed_verdict import SPEC
-from neaptide_plugins.delayed_verdict.account import Account, worth_of
+from neaptide_plugins.delayed_verdict.account import PredictionAccount, worth_of
 from neaptide_plugins.delayed_verdict.pacing import JumpVerdict
 from neaptide_plugins.delayed_verdict.trial import fall_at
 
@@ -20,7 +20,7 @@ GOOD, BAD, UNCLEAR = JumpVerdict.WORTHWHILE, JumpVerdict.HARMFUL, JumpVerdict.UN
 
 
 def test_forwards_are_afforded_up_to_a_share_of_the_updates_and_the_worth() -> None:
-    account = Account(forwards=4)
+    account = PredictionAccount(forwards=4)
     assert account.affords(2, 300, 0.01)
     assert not account.affords(2, 299, 0.01)
     account.worth = 5.0

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
+from io import FileIO
 from typing import TYPE_CHECKING
 
 import attrs
@@ -206,7 +207,8 @@ def complete(directory: Path) -> bool:
 
 def _sha256(descriptor: int, size: int) -> str:
     digest, piece = hashlib.sha256(), memoryview(bytearray(min(size, _PIECE)))
-    while size > 0 and (count := os.readv(descriptor, [piece[:size]])):
+    file = FileIO(descriptor, closefd=False)
+    while size > 0 and (count := file.readinto(piece[:size])):
         digest.update(piece[:count])
         size -= count
     return digest.hexdigest()

@@ -86,7 +86,7 @@ def _add_alone(sampled: WeightSample, shares: Sequence[float], began: int, index
                 held.add(start, sample, share, seed_of(began + index, name, row, start))
 
 
-class _Sampled(NamedTuple):
+class _WeightBatch(NamedTuple):
     """Small weights that are copied into one tensor, and their places in it."""
 
     samples: list[WeightSample]
@@ -96,16 +96,16 @@ class _Sampled(NamedTuple):
     """Elements of each padding."""
 
 
-def _batches(small: Sequence[WeightSample]) -> Iterator[_Sampled]:
+def _batches(small: Sequence[WeightSample]) -> Iterator[_WeightBatch]:
     """Yield neighbours of at most `PIECE` elements, which limits the temporary memory."""
-    batch, elements = _Sampled([], [], []), 0
+    batch, elements = _WeightBatch([], [], []), 0
     for each in small:
         elements_of = each.weight.numel()
         missing = -elements_of % GROUP
         size = elements_of + missing
         if elements + size > PIECE:
             yield batch
-            batch, elements = _Sampled([], [], []), 0
+            batch, elements = _WeightBatch([], [], []), 0
         batch.samples.append(each)
         batch.sizes.append(size)
         batch.missing.append(missing)
@@ -113,7 +113,7 @@ def _batches(small: Sequence[WeightSample]) -> Iterator[_Sampled]:
     yield batch
 
 
-def _add_together(batch: _Sampled, shares: Sequence[float], began: int, index: int) -> None:
+def _add_together(batch: _WeightBatch, shares: Sequence[float], began: int, index: int) -> None:
     """Add samples as `_add_alone` does, to rows in bfloat16, in one tensor of whole groups."""
     samples, sizes, _ = batch
     ops, groups = samples[0].rows[0].storage.ops, [size // GROUP for size in sizes]
@@ -134,7 +134,7 @@ def _add_together(batch: _Sampled, shares: Sequence[float], began: int, index: i
             _store(batch, values, cut(total, noise))
 
 
-def _joined(batch: _Sampled, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined(batch: _WeightBatch, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the elements of all tensors in one, each padded with zeros to its size."""
     parts = list(tensors)
     if any(batch.missing):
@@ -144,7 +144,7 @@ def _joined(batch: _Sampled, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return cast("torch.Tensor", _flatten_dense_tensors(parts))  # type: ignore[no-untyped-call]
 
 
-def _store(batch: _Sampled, tensors: Sequence[torch.Tensor], joined: torch.Tensor) -> None:
+def _store(batch: _WeightBatch, tensors: Sequence[torch.Tensor], joined: torch.Tensor) -> None:
     """Write `joined`, less its padding, to contiguous tensors."""
     parts = list(joined.split_with_sizes(batch.sizes))
     if any(batch.missing):
@@ -152,7 +152,7 @@ def _store(batch: _Sampled, tensors: Sequence[torch.Tensor], joined: torch.Tenso
     torch._foreach_copy_([tensor.view(-1) for tensor in tensors], parts)
 
 
-def _noise(batch: _Sampled, device: torch.device, when: int, row: int) -> torch.Tensor:
+def _noise(batch: _WeightBatch, device: torch.device, when: int, row: int) -> torch.Tensor:
     """Return the noise that each weight has alone, int16 `[sum(sizes)]`."""
     begun = seed_of(when, "")  # a seed is a checksum, which can be continued
     spans: list[int] = []

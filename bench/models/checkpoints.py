@@ -159,7 +159,7 @@ class Way:
     """Ends a save that went on after `save` had returned."""
 
 
-WRITER = BackgroundWriter(16 * _GIB)
+WRITER = BackgroundWriter(8 * _GIB)
 
 
 def save_in_background(held: Any, folder: Path) -> None:

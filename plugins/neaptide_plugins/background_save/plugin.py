@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ from neaptide import Plugin, hookimpl
 from neaptide.checkpoint import prune
 from neaptide.checkpoint.files import WAY, at_once
 from neaptide.checkpoint.manifest import STEP
-from neaptide.errors import CheckpointError
+from neaptide.checkpoint.safetensors_stream import PIECE
+from neaptide.errors import CheckpointError, ModelError
 from neaptide.run.rundir import checkpoint_root
+from neaptide_toolkit.optimizer_state import state_bytes
 
 from .config import BackgroundSaveConfig
 from .writing import BackgroundWriter
@@ -23,11 +26,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from neaptide import Ledger, Phase, Run
+    from neaptide import Ledger, ParameterStore, Phase, Run
     from neaptide.api.middleware import AroundSave
     from neaptide.checkpoint.files import Way, Writer
-
-_SAVED = {"weights", "optimizer.state", "average"}
+_FILES = 16
+"""Files of a checkpoint, at most: the last buffer of each is not full."""
 
 
 @attrs.define(eq=False)
@@ -42,10 +45,11 @@ class BackgroundSave(Plugin[BackgroundSaveConfig]):
     _writer: BackgroundWriter = attrs.field(init=False)
 
     @hookimpl
-    def on_run_start(self, run: Run) -> None:
-        """Find the run's checkpoints."""
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
+        """Find the run's checkpoints, and reserve buffers for weights and state."""
         self._run, self._root = run, checkpoint_root(run.config.run)
-        self._writer = BackgroundWriter(int(self.config.buffer_gib * 2**30))
+        most = int(self.config.buffer_gib * 2**30)
+        self._writer = BackgroundWriter(min(most, _saved_bytes(store)) if self._root else 0)
 
     @hookimpl
     def around_save(self) -> AroundSave:
@@ -87,16 +91,27 @@ class BackgroundSave(Plugin[BackgroundSaveConfig]):
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
-        """Add the buffers of a checkpoint with all that the ledger has of weights and state."""
+        """Add the buffers, if the run saves."""
         del phase
-        saved = sum(one.bytes for one in ledger.entries if one.kind in _SAVED)
-        held = self._writer.bytes_for(saved)
-        return ledger.add("background-save", "buffers", "host", held) if self._root else ledger
+        return (
+            ledger.add("background-save", "buffers", "host", self._writer.bytes)
+            if self._root
+            else ledger
+        )
 
     @hookimpl
     def on_run_end(self) -> None:
         """Wait for the last checkpoint; CheckpointError if it could not be written."""
         self._finish()
+
+
+def _saved_bytes(store: ParameterStore) -> int:
+    """Return the bytes of buffers that hold weights and optimizer state, if it is known."""
+    try:
+        state = sum(state_bytes(store.optimizer).values())
+    except ModelError:  # before the first update nobody knows
+        return sys.maxsize
+    return sum(span.bytes for span in store.spans()) + state + _FILES * PIECE
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from queue import SimpleQueue
+from queue import LifoQueue, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from neaptide.checkpoint.safetensors_stream import PIECE
+from neaptide_toolkit.offload.pages import Pages, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +27,16 @@ class BackgroundWriter:
     `write` copies and returns; the files are complete after `finish`. Both are for one thread.
 
     Args:
-        nbytes: bytes of buffers, at least two of `PIECE` bytes each. They are allocated when they
-            are needed, and stay.
+        nbytes: bytes of buffers, at least two of `PIECE` bytes each. They are reserved at once; a
+            buffer takes RAM when it is used first.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._most = self._left = max(2, nbytes // PIECE)
-        self._free: SimpleQueue[bytearray] = SimpleQueue()
+        self.bytes = max(2, nbytes // PIECE) * PIECE
+        _, flat = mapped(self.bytes, Pages)
+        self._free: LifoQueue[torch.Tensor] = LifoQueue()  # what was used last has its RAM
+        for buffer in torch.split(flat, PIECE):
+            self._free.put(buffer)
         self._thread: Thread | None = None
         self._error: BaseException | None = None
 
@@ -56,10 +62,6 @@ class BackgroundWriter:
         else:
             work.put(None)
 
-    def bytes_for(self, nbytes: int) -> int:
-        """Return the bytes of buffers that a checkpoint of `nbytes` needs at most."""
-        return min(self._most, max(2, -(-nbytes // PIECE))) * PIECE
-
     def finish(self) -> bool:
         """Wait until the checkpoint is complete; return whether there was one.
 
@@ -73,22 +75,21 @@ class BackgroundWriter:
             raise error
         return True
 
-    def copy(self, data: memoryview) -> memoryview:
-        """Copy at most `PIECE` bytes to a free buffer, and return them; wait for a buffer."""
-        if self._free.empty() and self._left:
-            self._left -= 1
-            self._free.put(bytearray(PIECE))
-        copied = memoryview(self._free.get())[: len(data)]
-        copied[:] = data
-        return copied
+    def take(self) -> torch.Tensor:
+        """Return a free buffer of `PIECE` bytes; wait for one."""
+        return self._free.get()
 
-    def write_copy(self, file: HashedFile, copied: memoryview) -> None:
-        """Write what `copy` returned, unless the checkpoint has failed; its buffer is free then."""
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Let a buffer be used again."""
+        self._free.put(buffer)
+
+    def write_copy(self, file: HashedFile, buffer: torch.Tensor, count: int) -> None:
+        """Write the first `count` bytes of a buffer, unless the checkpoint has failed; free it."""
         try:
             if self._error is None:
-                file.write(copied)
+                file.write(buffer.numpy().data[:count])
         finally:
-            self._free.put(copied.obj)  # type: ignore[arg-type]  # one that `copy` took
+            self._free.put(buffer)
 
     def _run(self, context: AbstractContextManager[Writer], work: _Work) -> None:
         for task in iter(work.get, None):
@@ -104,28 +105,42 @@ class BackgroundWriter:
 
 
 class _CopiedFile:
-    """A file of the checkpoint: what is written to it is copied."""
+    """A file of the checkpoint: what is written to it is copied, one buffer after the other."""
 
     def __init__(self, owner: BackgroundWriter, file: HashedFile, work: _Work) -> None:
         self._owner, self._file, self._work = owner, file, work
+        self._buffer: torch.Tensor | None = None
+        self._used = 0
         self.bytes = 0
 
     def write(self, data: bytes | memoryview) -> int:
         rest = memoryview(data).cast("B")
         count = len(rest)
-        self.bytes += count
         while rest:
-            copied = self._owner.copy(rest[:PIECE])
-            self._work.put(partial(self._owner.write_copy, self._file, copied))
-            rest = rest[PIECE:]
+            if self._buffer is None:
+                self._buffer, self._used = self._owner.take(), 0
+            part = rest[: PIECE - self._used]
+            self._buffer.numpy().data[self._used : self._used + len(part)] = part
+            self._used, rest = self._used + len(part), rest[len(part) :]
+            if self._used == PIECE:
+                self._send()
+        self.bytes += count
         return count
+
+    def _send(self) -> None:
+        if self._buffer is not None:
+            self._work.put(partial(self._owner.write_copy, self._file, self._buffer, self._used))
+            self._buffer = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
+            self._send()
             self._work.put(self._file.close)
+        elif self._buffer is not None:
+            self._owner.give_back(self._buffer)
 
 
 class _CopiedFiles:

@@ -42,14 +42,16 @@ class BackgroundSave(Plugin[BackgroundSaveConfig]):
 
     _run: Run = attrs.field(init=False)
     _root: Path | None = attrs.field(init=False, default=None)
-    _writer: BackgroundWriter = attrs.field(init=False)
+    _writer: BackgroundWriter | None = attrs.field(init=False, default=None)
+    """None if the run has no directory, and saves nothing by itself."""
 
     @hookimpl
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
         """Find the run's checkpoints, and reserve buffers for weights and state."""
         self._run, self._root = run, checkpoint_root(run.config.run)
-        most = int(self.config.buffer_gib * 2**30)
-        self._writer = BackgroundWriter(min(most, _saved_bytes(store)) if self._root else 0)
+        if self._root is not None:
+            most = int(self.config.buffer_gib * 2**30)
+            self._writer = BackgroundWriter(min(most, _saved_bytes(store)))
 
     @hookimpl
     def around_save(self) -> AroundSave:
@@ -60,9 +62,10 @@ class BackgroundSave(Plugin[BackgroundSaveConfig]):
                 self._finish()
             except CheckpointError as error:  # as `fit` does: the earlier checkpoints are intact
                 self._run.log.error("checkpoint.failed", error=str(error))
-            if self._root is None or directory.parent != self._root or not self._later(directory):
+            writer = self._writer
+            if writer is None or directory.parent != self._root or not self._later(directory):
                 return following(directory=directory)
-            with _written_by(partial(self._begin, directory)):
+            with _written_by(partial(_begin, writer, directory)):
                 return following(directory=directory)
 
         return save
@@ -72,32 +75,19 @@ class BackgroundSave(Plugin[BackgroundSaveConfig]):
         named = STEP.fullmatch(directory.name)
         return named is not None and int(named[1]) < self._run.config.train.steps
 
-    def _begin(
-        self,
-        wanted: Path,
-        directory: Path,
-        context: AbstractContextManager[Writer],
-        fill: Callable[[Writer], None],
-    ) -> None:
-        if directory == wanted:
-            self._writer.write(context, fill)
-        else:  # frozen weights, to which the checkpoint refers
-            at_once(directory, context, fill)
-
     def _finish(self) -> None:
         """Wait for the checkpoint that is being written, and delete those that it replaces."""
-        if self._writer.finish() and self._root is not None and self._run.config.run.keep:
-            prune(self._root, self._run.config.run.keep)
+        if self._root is not None and self._writer is not None and self._writer.finish():
+            keep = self._run.config.run.keep
+            if keep:
+                prune(self._root, keep)
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Add the buffers, if the run saves."""
         del phase
-        return (
-            ledger.add("background-save", "buffers", "host", self._writer.bytes)
-            if self._root
-            else ledger
-        )
+        held = 0 if self._writer is None else self._writer.bytes
+        return ledger.add("background-save", "buffers", "host", held)
 
     @hookimpl
     def on_run_end(self) -> None:
@@ -112,6 +102,19 @@ def _saved_bytes(store: ParameterStore) -> int:
     except ModelError:  # before the first update nobody knows
         return sys.maxsize
     return sum(span.bytes for span in store.spans()) + state + _FILES * PIECE
+
+
+def _begin(
+    writer: BackgroundWriter,
+    wanted: Path,
+    directory: Path,
+    context: AbstractContextManager[Writer],
+    fill: Callable[[Writer], None],
+) -> None:
+    if directory == wanted:
+        writer.write(context, fill)
+    else:  # frozen weights, to which the checkpoint refers
+        at_once(directory, context, fill)
 
 
 @contextmanager

@@ -101,8 +101,8 @@ def test_seeds_differ_by_what_they_are_for_and_fit_32_bits() -> None:
 def test_a_jump_of_a_weight_has_the_bits_of_the_op(dtype: torch.dtype, seed: int | None) -> None:
     generator = torch.Generator().manual_seed(1)
     for elements in (3, 5_000, PLAIN + 1):
-        start = torch.randn(elements, generator=generator).to(DEVICE, dtype)
-        delta = torch.randn(elements, generator=generator).to(DEVICE)
+        start = torch.randn(elements, generator=generator, device="cpu").to(DEVICE, dtype)
+        delta = torch.randn(elements, generator=generator, device="cpu").to(DEVICE)
         delta[:2] = torch.tensor([torch.nan, torch.inf])
         for scale in (1.0, 0.5, 0.1):
             got, expected = start.clone(), start.clone()

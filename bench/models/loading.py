@@ -18,7 +18,6 @@ import json
 import mmap
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from loads.figures import shown
 from loads.files import cool, shards, write
 from loads.memory import AnonymousPeak, have_memory
 from torch import nn
@@ -148,14 +148,6 @@ def row(way: str, found: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
         ],
         "anonymous_beyond_weights": [each[way]["beyond"] for each in found],
     }
-
-
-def shown(values: list[float], form: str) -> str:
-    """Return the median, the lowest and the highest."""
-    low, middle, high = (
-        format(one, form) for one in (min(values), statistics.median(values), max(values))
-    )
-    return f"{middle} ({low} to {high})"
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from neaptide import Ledger, ParameterStore, Phase, Run
     from neaptide.api.middleware import AroundSave
     from neaptide.checkpoint.files import Way, Writer
+
 _FILES = 16
 """Files of a checkpoint, at most: the last buffer of each is not full."""
 

@@ -1,0 +1,1 @@
+"""Ways to save and load weights and optimizer state, for the bench beside this folder."""

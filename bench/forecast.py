@@ -1,6 +1,6 @@
-"""Accuracy of `dynamics-linear`'s loss forecasts on small runs, compared with the current loss.
+"""Accuracy of the loss forecasts of `dynamics-*` on small runs, compared with the current loss.
 
-    python bench/forecast.py --traces DIR [--json PATH] [--seeds N N …]
+    python bench/forecast.py --traces DIR [--model linear|mlp] [--json PATH] [--seeds N N …]
 
 DIR stores the runs. A missing run is trained first. A forecast uses only the losses so far, and the
 dynamics model learns nothing before the run. Two answers are scored. The first answer is the
@@ -15,6 +15,7 @@ import json
 import math
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,17 @@ import torch
 from predictions.traces import STEPS, TASKS, config_of, trace
 
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
-from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+from neaptide_plugins.dynamics_linear.forecaster import LinearForecaster
+from neaptide_plugins.dynamics_mlp.config import DynamicsMlpConfig
+from neaptide_plugins.dynamics_mlp.forecaster import MlpForecaster
 from neaptide_plugins.lr_schedule.config import LrScheduleConfig
 from neaptide_plugins.lr_schedule.lengths import curve_of
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from neaptide_toolkit.forecasting.forecaster import Forecaster
 
 EVERY = 7
 """Number of updates between two scored forecasts. It is not a multiple of the plugin's sampling
@@ -37,15 +42,20 @@ FIRST = 60
 PERSISTENCE = (8, 16, 32, 64)
 """Numbers of newest losses whose mean is used as the current loss. All numbers are tried, and the
 smallest error is reported."""
+MODELS: dict[str, Callable[[Callable[[int], float], int, int], Forecaster[Any]]] = {
+    "linear": partial(LinearForecaster, DynamicsLinearConfig()),
+    "mlp": partial(MlpForecaster, DynamicsMlpConfig()),
+}
+"""Makers of forecasters with default settings: of the schedule, the updates and a seed."""
 
 
-def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
+def errors(model: str, task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
     """Return the root mean squared errors and other figures of one run, by horizon in updates."""
     losses = trace(task, seed, traces)["losses"]
     schedule = LrScheduleConfig(**config_of(task, seed)["plugins"]["lr-schedule"])
     rate = curve_of(schedule, STEPS)
-    config = DynamicsLinearConfig()
-    follower = Forecaster(config, rate.factor, STEPS)
+    follower = MODELS[model](rate.factor, STEPS, seed)
+    config = follower.config
     rows: dict[int, list[dict[str, float]]] = {horizon: [] for horizon in config.horizons}
     for update, loss in enumerate(losses, start=1):
         follower.take(loss)
@@ -57,9 +67,9 @@ def errors(task: str, seed: int, traces: Path) -> dict[int, dict[str, Any]]:
     return {horizon: _summary(made) for horizon, made in rows.items()}
 
 
-def seconds(losses: Sequence[float]) -> float:
+def seconds(model: str, losses: Sequence[float]) -> float:
     """Return the seconds per update that the plugin needs to record losses, without forecasts."""
-    follower = Forecaster(DynamicsLinearConfig(), lambda _: 1.0, len(losses))
+    follower = MODELS[model](lambda _: 1.0, len(losses), 0)
     started = time.perf_counter()
     for loss in losses:
         follower.take(loss)
@@ -67,7 +77,7 @@ def seconds(losses: Sequence[float]) -> float:
 
 
 def _row(
-    follower: Forecaster, losses: Sequence[float], update: int, horizon: int
+    follower: Forecaster[Any], losses: Sequence[float], update: int, horizon: int
 ) -> dict[str, float]:
     around, now = follower.config.around, follower.level.now
     came = losses[update + horizon - around - 1 : update + horizon + around]
@@ -166,18 +176,28 @@ def main() -> None:
     """Measure, print the table and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--model", choices=MODELS, default="linear")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12, 13, 14])
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = {
-        task: {seed: errors(task, seed, given.traces) for seed in given.seeds} for task in TASKS
+        task: {seed: errors(given.model, task, seed, given.traces) for seed in given.seeds}
+        for task in TASKS
     }
     print(table(found))
-    times = [seconds(trace(task, given.seeds[0], given.traces)["losses"]) for task in TASKS]
+    times = [
+        seconds(given.model, trace(task, given.seeds[0], given.traces)["losses"]) for task in TASKS
+    ]
     print(f"\n{statistics.median(times) * 1e6:.0f} us an update")
     if given.json:
-        document = {"machine": facts(), "seeds": given.seeds, "seconds": times, "found": found}
+        document = {
+            "machine": facts(),
+            "model": given.model,
+            "seeds": given.seeds,
+            "seconds": times,
+            "found": found,
+        }
         given.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

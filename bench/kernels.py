@@ -1,6 +1,6 @@
 """Time Neaptide's kernels, other libraries and the machine's peak rates in one run.
 
-    python bench/kernels.py [--op NAME] [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
+    python bench/kernels.py [--op NAME]... [--device cpu|cuda] [--rounds N] [--json PATH] [--quick]
                             [--no-compile]
 
 An op is an operation with several implementations, called providers. A sample is a set of arguments
@@ -128,7 +128,7 @@ def table(rows: list[dict[str, Any]], copy: float) -> str:
 def main() -> None:
     """Measure, print the table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--op")
+    parser.add_argument("--op", action="append", help="may be given several times")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
@@ -141,7 +141,7 @@ def main() -> None:
     limits = ceilings(device, quick=arguments.quick)
     rows: list[dict[str, Any]] = []
     for name, op in sorted(KERNELS.ops.items()):
-        if arguments.op not in (None, name):
+        if arguments.op and name not in arguments.op:
             continue
         samples = list((op.spec.samples if arguments.quick else op.spec.large)(device))
         for sample in samples[-1:] if arguments.quick else samples:

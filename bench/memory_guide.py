@@ -112,7 +112,7 @@ def _measured(size: Size, stack: str, plugins: dict[str, Any], device: str) -> l
 def _computed(model: Decoder, plugins: dict[str, Any]) -> dict[str, Any]:
     return {
         phase: {"device": device, "host": host}
-        for phase, (device, host) in computed(model, plugins).items()
+        for phase, (device, host) in computed(model, plugins, on_gpu=True).items()
     }
 
 

@@ -35,8 +35,8 @@ from neaptide_verbs.compare.findings import findings
 from neaptide_verbs.compare.pool import Pool
 from neaptide_verbs.compare.protocol import compare
 from neaptide_verbs.compare.runs import ComparisonSettings
+from neaptide_verbs.compare.shown.text import headline, summary
 from neaptide_verbs.compare.sides import sides_of
-from neaptide_verbs.compare.text import headline, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

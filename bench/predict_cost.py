@@ -45,6 +45,12 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "drift, search_batches = 2": SEARCH,
     "drift, delayed-verdict": {**DRIFT, "delayed-verdict": {}},
     "drift, dynamics-linear": {**DRIFT, "dynamics-linear": {}},
+    "drift, delayed-verdict, adaptive-phases": {
+        **DRIFT,
+        "delayed-verdict": {},
+        "adaptive-phases": {},
+    },
+    "drift, residual-correction": {**DRIFT, "residual-correction": {}},
     "drift, all three": {**SEARCH, "delayed-verdict": {}, "dynamics-linear": {}},
 }
 DRAWS = 2000

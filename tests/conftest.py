@@ -73,6 +73,16 @@ def _seeded() -> None:
     np.random.seed(0)  # noqa: NPY002 - the generator of which a digest knows
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what takes long as slow, unless a single test was asked for."""
+    from long_tests import left_out
+
+    if not any("::" in one for one in config.args):
+        for item in left_out(items):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the counts of the faults that were tried."""
     from fault_counts import print_counts

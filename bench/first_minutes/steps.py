@@ -63,6 +63,9 @@ def _other(name: str, *tiny: str, real: tuple[str, ...] = ()) -> Step:
 OPS = (
     "quantize_int8", "dequantize_int8", "adam8bit_step", "adamw_split_step", "apply_delta",
     "apply_int8_delta", "encode_state", "chunked_cross_entropy", "lion8bit_step",
+    "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "gated_unit",
+    "gated_unit_backward", "rope",
+    "attention", "attention_backward",
 )  # fmt: skip
 """Ops of Neaptide; those with a stated target first."""
 
@@ -134,6 +137,7 @@ STEPS = (
     _other("plugins/optimizer_offload", "--rounds", "1", "--width", "64", real=("--width", "8192")),
     _other("plugins/activation_compression", "--rounds", "2", "--width", "32", "--layers", "1"),
     _other("plugins/low_precision_backward", "--rounds", "2", "--tiny"),
+    _other("plugins/fused_layers", "--rounds", "2", "--tiny"),
     _other("memory_guide", "--size", "toy"),
     _other("overhead", "--rounds", "2", "--steps", "3"),
     _other("plugins/optimizers", "--matrices", "1", "--side", "16", "--rounds", "1"),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_kernels.chunked_cross_entropy import chunked_cross_entropy
 from neaptide_kernels.registry import KERNELS
+
+from .absent import Absent, module, on_gpu
+from .attention import RIVALS, backward, forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Action = Callable[[], object]
     Build = Callable[..., Action]
-
-
-class Absent(Exception):  # noqa: N818 - no error: a rival may be missing
-    """The reason why a rival cannot be timed."""
 
 
 def rivals(op: str, *, compiled: bool) -> Iterator[tuple[str, Build]]:
@@ -36,20 +35,6 @@ def _compiled(function: Callable[..., object], arguments: Sequence[Any]) -> Acti
     torch._dynamo.reset()  # noqa: SLF001 - torch's own way to reset
     compiled = torch.compile(function, dynamic=False)
     return lambda: compiled(*arguments)
-
-
-def _module(name: str) -> Any:
-    try:
-        return import_module(name)
-    except Exception as error:
-        msg = f"{name.partition('.')[0]} cannot be used: {type(error).__name__}"
-        raise Absent(msg) from error
-
-
-def _on_gpu(tensor: torch.Tensor, library: str) -> None:
-    if tensor.device.type != "cuda":
-        msg = f"{library} needs a GPU"
-        raise Absent(msg)
 
 
 # -- int8 --------------------------------------------------------------------------------
@@ -76,7 +61,7 @@ def _eager_dequantize(
 
 
 def _bitsandbytes_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
-    functional = _module("bitsandbytes.functional")
+    functional = module("bitsandbytes.functional")
     if group > 4096:  # noqa: PLR2004 - the library's largest block
         msg = "bitsandbytes supports blocks of up to 4096"
         raise Absent(msg)
@@ -84,7 +69,7 @@ def _bitsandbytes_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
 
 
 def _torchao_quantize(x: torch.Tensor, group: int, *_: Any) -> Action:
-    primitives = _module("torchao.quantization.quant_primitives")
+    primitives = module("torchao.quantization.quant_primitives")
     rows = x.view(-1, group)
     block = (1, group)
 
@@ -132,7 +117,7 @@ def _foreach_adamw(params: list[torch.Tensor]) -> torch.optim.Optimizer:
 
 def _bitsandbytes(name: str) -> Callable[[list[torch.Tensor]], torch.optim.Optimizer]:
     def make(params: list[torch.Tensor]) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = getattr(_module("bitsandbytes.optim"), name)(
+        optimizer: torch.optim.Optimizer = getattr(module("bitsandbytes.optim"), name)(
             params, lr=1e-3
         )
         return optimizer
@@ -141,7 +126,7 @@ def _bitsandbytes(name: str) -> Callable[[list[torch.Tensor]], torch.optim.Optim
 
 
 def _torchao_adamw(params: list[torch.Tensor]) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = _module("torchao.optim").AdamW8bit(params, lr=1e-3)
+    optimizer: torch.optim.Optimizer = module("torchao.optim").AdamW8bit(params, lr=1e-3)
     return optimizer
 
 
@@ -174,6 +159,20 @@ def _eager_loss(
     return both_ways
 
 
+def _own_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    chunk: int,
+    *_: Any,
+) -> Action:
+    leaves = [one.detach().requires_grad_() for one in (hidden, weight)]
+    return lambda: torch.autograd.grad(
+        chunked_cross_entropy(*leaves, labels, bias=bias, chunk=chunk), leaves
+    )
+
+
 def _liger_loss(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -181,8 +180,8 @@ def _liger_loss(
     labels: torch.Tensor,
     *_: Any,
 ) -> Action:
-    _on_gpu(hidden, "Liger")
-    loss_fn = _module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
+    on_gpu(hidden, "Liger")
+    loss_fn = module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
     leaves = [one.detach().requires_grad_() for one in (hidden, weight)]
     rows = leaves[0].view(-1, hidden.shape[-1])
     return lambda: torch.autograd.grad(loss_fn(leaves[1], rows, labels.view(-1), bias), leaves)
@@ -216,6 +215,12 @@ _OF: dict[str, tuple[tuple[str, Build], ...]] = {
     ),
     "lion8bit_step": (("bitsandbytes Lion8bit", _stepping(_bitsandbytes("Lion8bit"))),),
     "adamw_split_step": _ADAMW,
-    "chunked_cross_entropy": (("eager", _eager_loss), ("Liger", _liger_loss)),
+    "chunked_cross_entropy": (
+        ("neaptide's loss function", _own_loss),
+        ("eager", _eager_loss),
+        ("Liger", _liger_loss),
+    ),
     "apply_delta": (("eager", _foreach_add),),
+    "attention": tuple((name, forward(attend)) for name, attend in RIVALS.items()),
+    "attention_backward": tuple((name, backward(attend)) for name, attend in RIVALS.items()),
 }

@@ -25,8 +25,8 @@ KNOWN = frozenset(
 )
 """Plugins that the formula covers. Plugins that affect only activations add no term."""
 SLOTS = 2
-"""Default number of layer-streaming's device buffers (slots) for weights. There are as many buffers
-for gradients in transfer."""
+"""Default number of layer-streaming's device buffers (slots) for weights. On a GPU there are as
+many buffers for gradients in transfer; a CPU adds gradients where they are."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +62,9 @@ LARGE = {
 }
 
 
-def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, int]]:
+def computed(
+    model: Decoder, plugins: Collection[str], *, on_gpu: bool
+) -> dict[str, tuple[int, int]]:
     """Return the peak bytes (device, host) in ordinary training and in the phase Predict.
 
     The bytes include the optimizer state. Weights that `layer-streaming` streams are updated on the
@@ -71,7 +73,7 @@ def computed(model: Decoder, plugins: Collection[str]) -> dict[str, tuple[int, i
     blocks = model.layers * model.block
     streamed = blocks if "layer-streaming" in plugins else 0
     resident = model.parameters - streamed
-    slots = SLOTS * 2 * 4 * model.block if streamed else 0
+    slots = SLOTS * (2 if on_gpu else 1) * 4 * model.block if streamed else 0
     weights, state = 4 * resident, 8 * resident
     # Streamed: weights, gradients and both moments on the host; a block's gradients on the device.
     below = 16 * streamed

@@ -6,7 +6,8 @@
 A pass is a forward, a backward and an update, with clipping, schedule and average, as in
 predict.py: one thread, and the files of bench/predict/. All optimizers train in one process, on
 the same batches. Each round has some passes by each, in an order that changes; the first is not
-counted. Figures are the median, the lowest and the highest of the rounds. Ratios are to AdamW in
+counted. Times are those of the process's own clock, which stands still while other programs have
+the core. Figures are the median, the lowest and the highest of the rounds. Ratios are to AdamW in
 the same round. Settings of --set are those of all but AdamW.
 """
 
@@ -50,10 +51,10 @@ class Side:
     def milliseconds(self, passes: int) -> float:
         """Return the mean time of a pass, without reading the batches."""
         batches = list(islice(self.batches, passes))
-        started = time.perf_counter()
+        started = time.process_time()
         for batch in batches:
             self.trainer.step(batch)
-        return (time.perf_counter() - started) * 1e3 / passes
+        return (time.process_time() - started) * 1e3 / passes
 
 
 def measured(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
@@ -173,9 +175,13 @@ class ShippedEntry:
             raise PluginError(msg) from error
 
 
+_installed = cache(lambda _: entry_points())
+"""Every entry point, once for each path: reading them takes longer than a small run."""
+
+
 def shipped_all(group: str) -> list[ShippedEntry]:
     """Return every entry point of a group, by name and distribution. Imports none of them."""
-    found, nobody = entry_points(group=group), "an unknown distribution"
+    found, nobody = _installed((*sys.path,)).select(group=group), "an unknown distribution"
     dists = [f"{one.dist.name} {one.dist.version}" if one.dist else nobody for one in found]
     return sorted(map(ShippedEntry, found, dists), key=lambda one: (one.name, one.distribution))
 
@@ -197,20 +203,18 @@ def loaded(group: str) -> Iterator[Any]:
             yield one.load()
         except PluginError as error:
             kind = group.rpartition(".")[2].removesuffix("s")
-            logging.getLogger("neaptide").warning(
-                "%s %r of %s: %s", kind, name, one.distribution, error
-            )
+            text = f"{kind} {name!r} of {one.distribution}: {error}"
+            logging.getLogger("neaptide").warning("%s", text)
 
 
 def sole(group: str) -> Any:
     """Import the only entry point of a group. Raise PluginError unless exactly one is installed."""
-    entries = shipped(group)
+    entries = [*shipped(group).values()]
     if len(entries) != 1:
-        found = ", ".join(entry.distribution for entry in entries.values()) or "none"
+        found = ", ".join(entry.distribution for entry in entries) or "none"
         msg = f"exactly one distribution must have an entry point of {group!r} (got {found})"
         raise PluginError(msg)
-    (entry,) = entries.values()
-    return entry.load()
+    return entries[0].load()
 
 
 C = TypeVar("C")

@@ -46,3 +46,8 @@ def forked_random(device: torch.device) -> AbstractContextManager[None]:
     """When the context ends, restore the random generators of the CPU and of `device`."""
     own = [] if device.type in {"cpu", "meta"} else [device]
     return torch.random.fork_rng(own, device_type=device.type if own else "cpu")
+
+
+def has_attention_backends() -> bool:
+    """Return whether torch is built with its attention kernels for CUDA or ROCm."""
+    return bool(torch.backends.cuda.is_flash_attention_available())

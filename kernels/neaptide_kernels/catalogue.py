@@ -8,11 +8,15 @@ from . import (
     adam8bit,
     adamw_split,
     apply_delta,
+    attention,
     chunked_cross_entropy,
     encode_state,
+    gated_unit,
     int8,
     lion,
     lion8bit,
+    norms,
+    rope,
 )
 
 if TYPE_CHECKING:
@@ -25,11 +29,15 @@ _FOLDERS = (
     adam8bit,
     adamw_split,
     apply_delta,
+    attention,
     chunked_cross_entropy,
     encode_state,
+    gated_unit,
     int8,
     lion,
     lion8bit,
+    norms,
+    rope,
 )
 
 

@@ -60,6 +60,20 @@ def parts_of(tensor: torch.Tensor, on_cpu: int, elsewhere: int) -> Iterator[slic
     return slices(tensor.numel(), on_cpu if tensor.device.type == "cpu" else elsewhere)
 
 
+def row_parts(rows: torch.Tensor, width: int) -> Iterator[slice]:
+    """Yield slices of rows, in order; on a CPU the rows of a slice fit in the caches.
+
+    Args:
+        rows: one element a row, on the device of the rows.
+        width: elements of a row.
+    """
+    import torch  # noqa: PLC0415 - the module is read without it
+
+    # Each thread of an operation has a piece of its own.
+    here = PIECE * torch.get_num_threads() // max(1, width)
+    return parts_of(rows, max(1, here), max(1, rows.numel()))
+
+
 def slices(elements: int, size: int) -> Iterator[slice]:
     """Yield slices of `size` elements each; the last may be smaller."""
     for start in range(0, elements, size):

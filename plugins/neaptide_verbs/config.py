@@ -63,7 +63,9 @@ def check(
         for warning in warnings:
             LOG.warning("%s", warning)
         order = " -> ".join(names) or "none"
-        print_text(f"ok: {config.train.steps} updates, plugins in order: {order}")
+        epochs, steps = config.train.epochs, config.train.steps
+        length = f"{steps} updates" if epochs is None else f"epochs: {epochs}"
+        print_text(f"ok: {length}, plugins in order: {order}")
 
 
 @app.command

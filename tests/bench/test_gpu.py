@@ -32,6 +32,7 @@ NOT_FOR_A_GPU = {
     "gpu": "it is the command",
     "host_steps": "it updates in RAM",
     "host_peak": "it counts bytes of RAM",
+    "inside_trainers": "it trains on a CPU, beside another library's trainer",
     "largest": "it counts bytes of RAM",
     "loading": "it reads files into RAM",
     "passes": "it times one thread of a CPU",

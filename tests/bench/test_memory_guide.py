@@ -39,7 +39,7 @@ def test_the_formula_is_what_the_ledger_states(guide: Any, plugins: tuple[str, .
     rest = rows["full"]["parameters"] - blocks
     model = guide.Decoder(layers=size.layers, width=size.width, rest=rest)
     moments = {"train": ("forward", "backward", "update"), "predict": ("predict",)}
-    for kind, (device, host) in guide.computed(model, plugins).items():
+    for kind, (device, host) in guide.computed(model, plugins, on_gpu=False).items():
         ledger = rows["correct" if kind == "train" else kind]["ledger"]
         for tier, expected in (("device", device), ("host", host)):
             stated = max(ledger[moment][tier] for moment in moments[kind])

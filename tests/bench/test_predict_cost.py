@@ -23,7 +23,7 @@ def test_every_subject_is_set_beside_the_plain_run(tmp_path: Path) -> None:
     assert 4 == report["updates"]
     plain, *others = report["rows"]
     assert (0.0, [0.0, 0.0]) == (plain["added_percent"], plain["interval_percent"])
-    assert 6 == len(others)
+    assert 8 == len(others)
     for row in report["rows"]:
         assert f"| {row['subject']} |" in done.stdout
         low, high = row["interval_percent"]

@@ -61,6 +61,7 @@ def test_a_rerun_measures_what_is_missing_or_was_cut_off(measured: Path) -> None
     assert row["tokens_per_s"] / other["tokens_per_s"] == row["x_fsdp2"]
 
 
+@pytest.mark.slow
 def test_a_row_has_the_ratios_and_the_binding_lane(measured: Path) -> None:
     done = tiny(measured, "tiny-c1-124m-*-16k-adamw-[sr]*")
     assert (0, "") == (done.returncode, done.stderr)

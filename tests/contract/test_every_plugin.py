@@ -13,8 +13,11 @@ from neaptide_toolkit.testing import LAWS, check_plugin
 SETTINGS: dict[str, dict[str, Any]] = {
     "activation-checkpointing": {"interval": 2},
     "activation-compression": {"group": 16, "min_elements": 16},
+    "adaptive-phases": {"lengths": [2, 4]},
     "delayed-verdict": {"after": 2, "average": 2, "batches": 2, "budget": 1.0},
     "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
+    "dynamics-mlp": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
+    "fused-layers": {"min_elements": 1},
     "gradient-accumulation": {"steps": 3},
     "low-precision-backward": {
         "min_elements": 1,
@@ -29,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "predictor-drift": {"min_window": 4, "sample_every": 1},
     "predictor-extrapolate": {"samples": 4, "sample_every": 1},
     "predictor-momentum": {"samples": 4, "sample_every": 1},
+    "residual-correction": {"observe": 1, "entries": 2},
 }
 
 

@@ -23,6 +23,7 @@ COMPANY: dict[str, dict[str, Any]] = {
     "delayed-verdict": {"budget": 1.0},
     "dynamics-linear": {},
     "ema": {},
+    "residual-correction": {},
 }
 STEPS = 40
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits, same_tensors, tensors_of
+from support import same_tensors, tensors_of
 
 from neaptide import HybridTrainer
 from neaptide.tensors import mapped
 from neaptide_toolkit.tensors import nested_tensors
 from neaptide_toolkit.testing import HOSTILE_STORE, tiny_task
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from acting import ACTING
 from support import CYCLE, same_tensors, some
 
 from neaptide import FULL, ConfigError, HybridTrainer
@@ -20,21 +21,6 @@ EXACT = sorted(
     name for name, spec in SPECS.items() if spec.numerics == "exact" and not spec.schemes
 )
 OTHERS = sorted(name for name, spec in SPECS.items() if not spec.schemes)
-ACTING: dict[str, dict[str, Any]] = {
-    "activation-checkpointing": {"interval": 1},
-    "activation-compression": {"min_elements": 16, "check_every": 0},
-    "delayed-verdict": {"after": 2, "average": 2, "batches": 2, "budget": 1.0},
-    "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
-    "int8": {"measure_every": 2},
-    "low-precision-backward": {"even_if_slower": True, "check_every": 1000},
-    "mixed-precision": {"full": "bf16", "correct": "bf16"},
-    "predictor-dmd": {"snapshots": 4, "rank": 2, "sample_every": 1},
-    "predictor-drift": {"min_window": 4, "sample_every": 1},
-    "predictor-extrapolate": {"samples": 4, "sample_every": 1},
-    "predictor-momentum": {"samples": 4, "sample_every": 1},
-    "profiler": {"every": 2},
-}
-"""Settings with which a plugin acts on a model as small as this."""
 STEPS = 14
 OTHERWISE = {
     ("activation-checkpointing", "activation-compression"): "what is recomputed is not compressed",

@@ -91,11 +91,13 @@ RUNS = (
     {
         **DRIFT,
         "activation-checkpointing": {},
+        "adaptive-phases": {"lengths": [2, 4]},
         "delayed-verdict": {},
         "dynamics-linear": {},
         "ema": {},
         "optimizer-offload": {},
         "profiler": {},
+        "residual-correction": {},
     },
     {**DRIFT, "int8": {}, "layer-streaming": {}},
     {

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from awkward_nets import NETS, TRAINABLE, UNTRAINABLE, WIDTH, Complex, Lazy
-from support import CYCLE, same_bits
+from support import CYCLE
 
 from neaptide import CheckpointError, ConfigError, HybridTrainer, NeaptideError
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ from fault_records import records
 from fault_run import make_template
 from fault_verdicts import FINE, Fault, Verdict, tried
 from support import some
-
-from neaptide import plugin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,12 +37,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, s
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what costs most time here: the power stays on, and nothing is installed."""
+    """Leave out what costs most time here: the power stays on."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(plugin, "entry_points", _entry_points)
-
-
-_entry_points = cache(plugin.entry_points)
 
 
 @pytest.mark.usefixtures("quick")

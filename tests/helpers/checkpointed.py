@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from support import DEVICE, random_state, same_bits
+from support import DEVICE, random_state
 
 from neaptide_plugins.activation_checkpointing.segments import Segments
 from neaptide_toolkit.recompute import find_blocks
+from neaptide_toolkit.testing.parting import partings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +68,4 @@ def trace(
 
 def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of what is not bitwise the same in both, or in one of them only."""
-    return [
-        name
-        for name in {**one, **other}
-        if name not in one or name not in other or not same_bits(one[name], other[name])
-    ]
+    return [parting.name for parting in partings(one, other)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 from support import DEVICE, stranger, tensors_of, tiny_trainer
 
-from neaptide import PACE, HybridTrainer, Plugin, Update, hookimpl
+from neaptide import PACE, HybridTrainer, Pace, Plugin, Update, hookimpl
 from neaptide_plugins.delayed_verdict import SPEC
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Along(Plugin[Any]):
 
     @hookimpl
     def propose_update(self) -> Update | None:
-        scale = self.run.stash.get(PACE).scale
+        scale = (self.run.stash.get(PACE) or Pace()).scale
         self.scales.append(scale)
         if scale == 0.0:
             return None
@@ -79,8 +80,28 @@ def trained(
         return trainer, tensors_of(trainer.model)
 
 
-def figures(trainer: Any) -> dict[str, float]:
-    return dict(trainer.hooks.plugins[SPEC.name].collect_metrics())
+def figures(trainer: Any, name: str = SPEC.name) -> dict[str, float]:
+    return dict(trainer.hooks.plugins[name].collect_metrics())
+
+
+def goes_on_alike(made: Any, saved_after: int, folder: Path, name: str = SPEC.name) -> None:
+    """Compare a whole run with one that goes on from a checkpoint, more slowly."""
+    trainer, batches = made()
+    with trainer:
+        for batch in batches[:saved_after]:
+            trainer.step(batch)
+        trainer.save(folder / "saved")
+        for batch in batches[saved_after:]:
+            trainer.step(batch)
+        whole, told = trainer.digest(), figures(trainer, name)
+    trainer, _ = made()
+    with trainer:
+        trainer.load(folder / "saved")
+        for batch in batches[saved_after:]:
+            time.sleep(0.001)
+            trainer.step(batch)
+        assert whole == trainer.digest()
+        assert told == figures(trainer, name)
 
 
 def events(directory: Path) -> list[dict[str, Any]]:

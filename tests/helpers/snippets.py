@@ -15,6 +15,7 @@ from cyclopts import CycloptsError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import ROOT
+from torch.distributed.run import get_args_parser
 
 from neaptide.api.kernels import KERNEL_GROUP
 from neaptide.cli import verbs
@@ -160,6 +161,17 @@ def _python(arguments: Sequence[str]) -> None:
             _exists(script)
 
 
+def _torchrun(arguments: Sequence[str]) -> None:
+    """Parse the options by torchrun's own parser, and what it starts as `python` would be."""
+    try:
+        parsed = get_args_parser().parse_args([*arguments])
+    except SystemExit as error:
+        msg = f"torchrun {shlex.join(arguments)}: {error}"
+        raise WrongSnippetError(msg) from error
+    own = ["-m"] if parsed.module else []
+    _python([*own, parsed.training_script, *parsed.training_script_args])
+
+
 def _exists(path: str) -> None:
     if not (ROOT / path).exists():
         msg = f"{path} does not exist"
@@ -176,6 +188,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {
     "pip": _pip,
     "tox": _tox,
     "python": _python,
+    "torchrun": _torchrun,
     "sphinx-build": _harmless,
     "pytest": _harmless,
     **dict.fromkeys((".", "cd", "cp", "export", "ls", "rm", "tensorboard", "touch"), _harmless),

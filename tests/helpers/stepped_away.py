@@ -7,7 +7,6 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import torch
-from support import same_bits
 from torch import nn, optim
 
 from neaptide_kernels.adamw_split.split_master import split
@@ -18,6 +17,7 @@ from neaptide_plugins.layer_streaming.updates.stepping import (
     step_away,
 )
 from neaptide_toolkit.offload import BufferLayout
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import torch
-from support import DEVICE, ROUNDS_OTHERWISE, random_state, same_bits
+from support import DEVICE, ROUNDS_OTHERWISE, random_state
 
 from neaptide_plugins.layer_streaming.outside import told_outside
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
 from neaptide_toolkit.offload import ThreadLane, lane_for
 from neaptide_toolkit.recompute import find_blocks
+from neaptide_toolkit.testing.parting import partings, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -162,11 +163,7 @@ def assert_same(expected: Trace, found: Trace) -> None:
 
 def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of tensors that are not of the same bits, or only on one side."""
-    return [
-        name
-        for name in sorted(one.keys() | other.keys())
-        if name not in one or name not in other or not same_bits(one[name], other[name])
-    ]
+    return sorted(parting.name for parting in partings(one, other))
 
 
 def assert_close(expected: Trace, found: Trace, tolerance: float = 1e-6) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from neaptide import HybridTrainer, Plugin, PluginSpec
+from neaptide_toolkit.testing.parting import partings
 from neaptide_toolkit.testing.tiny import accelerator_or_cpu, tiny_loss, tiny_task
 
 if TYPE_CHECKING:
@@ -110,19 +111,7 @@ def random_state() -> torch.Tensor:
 
 def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Return whether names, dtypes and bits agree."""
-    return one.keys() == other.keys() and all(same_bits(one[name], other[name]) for name in one)
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors, on any devices, hold the same bytes, NaN and signed zero too."""
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and torch.equal(
-            one.cpu().contiguous().reshape(-1).view(torch.uint8),
-            other.cpu().contiguous().reshape(-1).view(torch.uint8),
-        )
-    )
+    return not partings(one, other)
 
 
 def touched(elements: int) -> torch.Tensor:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from law_ways import WAYS
-from support import same_bits
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from neaptide import HybridTrainer, NeaptideError
+from neaptide_toolkit.testing.parting import partings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,12 +92,7 @@ def difference(expected: Trace, found: Trace) -> str:
     """Return what differs, or nothing."""
     if expected.losses != found.losses:
         return f"losses {found.losses} instead of {expected.losses}"
-    if expected.tensors.keys() != found.tensors.keys():
-        return f"other tensors: {sorted(expected.tensors.keys() ^ found.tensors.keys())}"
-    names = [
-        name for name, one in expected.tensors.items() if not same_bits(one, found.tensors[name])
-    ]
-    return f"other bits in {', '.join(names)}" if names else ""
+    return "; ".join(map(str, partings(expected.tensors, found.tensors)))
 
 
 def _start(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -12,6 +12,7 @@ from law_ways import LISTED, WAYS, listed, pairs
 from support import same_tensors
 
 from neaptide import HybridTrainer, NeaptideError
+from neaptide_toolkit.testing.parting import partings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +34,8 @@ def judged(habit: Habit, plugins: dict[str, Any], directory: Path) -> str:
     expected = plain(habit)
     if expected.losses != found.losses:
         return f"losses {found.losses} instead of {expected.losses}"
-    if not same_tensors(expected.weights, found.weights):
-        return "other weights"
+    for parting in partings(expected.weights, found.weights):
+        return f"weight {parting}"
     if "ema" not in plugins and expected.evaluation != pytest.approx(found.evaluation, rel=1e-6):
         return f"evaluated to {found.evaluation} instead of {expected.evaluation}"
     return "exact"

@@ -35,6 +35,7 @@ ELSEWHERE = (
             "plugins/optimizer_offload/test_memory",
             "plugins/profiler/test_killed",
             "plugins/profiler/test_listing",
+            "plugins/sharding/test_runs",
             "toolkit/test_losses",
         )
     ),

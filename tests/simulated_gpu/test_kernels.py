@@ -29,8 +29,8 @@ pytest.importorskip("triton", reason="Triton is installed on Linux and Windows o
 from simulated_gpu.triton import launches
 
 PROVIDERS = [pytest.param(one, id=one.op) for one in triton_providers()]
-LEFT_OUT = {"are not contiguous", "is not contiguous"}
-"""Why a kernel leaves a sample to the reference; never that there is no Triton or no GPU."""
+LEFT_OUT = {"are not contiguous", "is not contiguous", "is left to others"}
+"""Why a kernel leaves a sample to another provider; never that there is no Triton or no GPU."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_kernel_agrees_with_the_reference(provider: Provider) -> None:
         first, *others = provider.configs(query) or ({},)
         for config in (first, *others[tried % max(1, len(others)) :][:1]):
             assert [] == disagreements(spec, provider, arguments, config), sample.name
-        tried += 1
+        tried += query.tensors[0][1].elements > 0  # nothing is launched for no rows
     assert tried > 0
     done = launches()
     assert sum(done["interpreted"].values()) >= tried

@@ -37,9 +37,10 @@ OF_THE_CPU = "of the lane that is a thread: a device uses it for a disk; the tes
 OF_FILES = "of threads that read a file into RAM: the tests of mapped tensors tell it"
 BY_CTYPES = "it orders a read by ctypes, which the device does not see"
 EXCEPTIONS = {
-    (f"{OFFLOAD}.lanes", "wait", "self.finish()"): OF_THE_CPU,
-    (f"{OFFLOAD}.lanes", "run", "ticket.finish()"): OF_THE_CPU,
-    (f"{OFFLOAD}.lanes", "close", "self._last.finish()"): OF_THE_CPU,
+    (f"{OFFLOAD}.host_lanes", "wait", "self.finish()"): OF_THE_CPU,
+    (f"{OFFLOAD}.host_lanes", "run", "ticket.finish()"): OF_THE_CPU,
+    (f"{OFFLOAD}.host_lanes", "close", "self._last.finish()"): OF_THE_CPU,
+    (f"{OFFLOAD}.host_lanes", "submit", "ticket.finish()"): OF_THE_CPU,
     (f"{OFFLOAD}.disk.mapped_tensors", "__exit__", "self.finish()"): OF_FILES,
     (f"{OFFLOAD}.disk.mapped_tensors", "own", "self.finish()"): OF_FILES,
     (f"{OFFLOAD}.disk.mapped_tensors", "_populating", "memory.nbytes"): "no wait: a size",

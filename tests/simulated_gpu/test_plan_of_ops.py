@@ -48,12 +48,30 @@ def chunked_cross_entropy(dtype: torch.dtype) -> Arguments:
     return hidden, weight, None, torch.zeros(1024, dtype=torch.int64), *options, True, True, False
 
 
+def rms_norm(dtype: torch.dtype, backward: bool) -> Arguments:  # noqa: FBT001 - one of two ops
+    x, weight = torch.zeros(2048, 1024, dtype=dtype), torch.zeros(1024, dtype=dtype)
+    if backward:
+        return x.clone(), x, weight, torch.zeros(2048), 0.0, True, True
+    return x, weight, 1e-6, 0.0, True
+
+
+def gated_unit() -> Arguments:
+    gate, up = torch.zeros(2048, 1024), torch.zeros(2048, 1024)
+    return gate, up, "silu"
+
+
 CASES: dict[str, tuple[str, Callable[[], Arguments]]] = {
     "adam8bit, one part": ("adam8bit_step", lambda: adam8bit(2**20)),
     "adam8bit, four parts and a rest": ("adam8bit_step", lambda: adam8bit(4 * PART + 7)),
     "lion8bit, three parts": ("lion8bit_step", lambda: lion8bit(3 * PART)),
     "logits in float32": ("chunked_cross_entropy", lambda: chunked_cross_entropy(torch.float32)),
     "logits in bf16": ("chunked_cross_entropy", lambda: chunked_cross_entropy(torch.bfloat16)),
+    "a norm": ("rms_norm", lambda: rms_norm(torch.float32, False)),
+    "a norm in bf16": ("rms_norm", lambda: rms_norm(torch.bfloat16, False)),
+    "a norm's gradients": ("rms_norm_backward", lambda: rms_norm(torch.float32, True)),
+    "a norm's gradients in bf16": ("rms_norm_backward", lambda: rms_norm(torch.bfloat16, True)),
+    "a gated unit": ("gated_unit", gated_unit),
+    "its gradients": ("gated_unit_backward", lambda: (torch.zeros(2048, 1024), *gated_unit())),
 }
 
 

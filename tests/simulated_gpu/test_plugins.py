@@ -33,8 +33,10 @@ NOT_EXACT = {
 }
 """Choices of exact plugins that change the bits, and why."""
 
+ON_DISK: dict[str, Any] = {"tier": "disk", "path": disks.folder(), "ram_gib": 0.0}
 NEEDS = {
-    ("layer-streaming", "tier", "disk"): {"path": disks.folder(), "ram_gib": 0.0},
+    ("layer-streaming", "tier", "disk"): ON_DISK,
+    ("layer-streaming", "inputs", "disk"): ON_DISK,
     ("profiler", "trace_ops", True): {"trace": [2, 5]},
     ("profiler", "snapshot_history", True): {"snapshot_at": [3]},
 }
@@ -60,6 +62,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "low-precision-backward": {"low-precision-backward": {}},
     "mixed-precision": {"mixed-precision": {}},
     "dynamics-linear": {"dynamics-linear": {}},
+    "dynamics-mlp": {"dynamics-mlp": {}},
 }
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import DEVICE, same_bits, tiny_trainer
+from support import DEVICE, tiny_trainer
 from torch import nn, optim
 
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.torch_optimizers import build, check
 
 if TYPE_CHECKING:

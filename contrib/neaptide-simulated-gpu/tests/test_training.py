@@ -62,7 +62,7 @@ def test_autocast_computes_in_half_precision() -> None:
 
 
 def test_the_state_of_a_generator_is_saved_and_restored() -> None:
-    before = torch.cuda.get_rng_state()
+    before = torch.cuda.random.get_rng_state()  # as transformers' Trainer calls it
     first = torch.rand(5, device="cuda")
     torch.cuda.set_rng_state(before)
     assert torch.equal(first, torch.rand(5, device="cuda"))

@@ -12,7 +12,6 @@ import hashlib
 import os
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from neaptide.errors import CheckpointError
@@ -37,6 +36,7 @@ from .recovery import (
     recover,
     temporary_of,
 )
+from .verify import MUCH, hashing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,8 +52,6 @@ _WAY_OUT = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"permit writing or {_ELSEWHERE}"),
 }
 
-_LARGE = 1 << 20
-"""Bytes of a write from which on a thread computes the digest meanwhile."""
 _BEHIND = 64 << 20
 """Bytes before the end of the file that may be on their way to the disk."""
 
@@ -78,18 +76,12 @@ class HashedFile:
             msg = "write to a closed file"
             raise ValueError(msg)
         view = rest = memoryview(data).cast("B")
-        large = len(view) >= _LARGE
-        hashing = Thread(target=self._sha256.update, args=(view,))
-        (hashing.start if large else hashing.run)()
-        try:
+        with hashing(self._sha256, view):
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        finally:
-            if large:
-                hashing.join()
         self.bytes += len(view)
-        if large and hasattr(os, "posix_fadvise"):  # begins to write, and drops what is written
-            begin = max(0, self.bytes - _BEHIND)
+        if len(view) >= MUCH and hasattr(os, "posix_fadvise"):
+            begin = max(0, self.bytes - _BEHIND)  # begins to write, and drops what is written
             os.posix_fadvise(self._descriptor, begin, _BEHIND, os.POSIX_FADV_DONTNEED)
         return len(view)
 

@@ -5,9 +5,10 @@ The bytes of each tensor follow the header, in row-major order and without gaps.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from neaptide.errors import CheckpointError
 
 from .safetensors_header import TensorItem, header, read_header
-from .verify import Identity, opened
+from .verify import Identity, opened, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,7 +132,12 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
-        raw = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
+        raw = torch.empty(size := entry.stop - entry.start, dtype=torch.uint8)
+        if size >= PIECE and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # in huge pages, if there are any: they come in less time
+                room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                room.madvise(mmap.MADV_HUGEPAGE)
+                raw = torch.frombuffer(room, dtype=torch.uint8)
         self.read_into(name, raw.numpy().data)
         return raw.view(entry.dtype).reshape(entry.shape)
 
@@ -141,18 +147,22 @@ class TensorFile(Mapping[str, torch.Tensor]):
         if not 0 <= start <= start + len(into) <= entry.stop - entry.start:
             msg = f"{self._path}: tensor {name!r} has no {len(into)} bytes from {start} on"
             raise ValueError(msg)
-        rest = into
-        position = self._data + entry.start + start
+        first = self._data + entry.start + start
         with opened(self._path, self._identity) as (descriptor, _):
-            while rest:
-                count = os.preadv(descriptor, [rest[:PIECE]], position)
-                if count == 0:
-                    msg = f"{self._path} ended inside tensor {name!r}"
-                    raise CheckpointError(msg)
-                rest, position = rest[count:], position + count
+
+            def read(begin: int) -> None:
+                rest, position = into[begin : begin + PIECE], first + begin
+                while rest:
+                    count = os.preadv(descriptor, [rest], position)
+                    if count == 0:
+                        msg = f"{self._path} ended inside tensor {name!r}"
+                        raise CheckpointError(msg)
+                    rest, position = rest[count:], position + count
+
+            spread(read, range(0, len(into), PIECE), large=len(into) > PIECE)
 
     def copy_to(self, name: str, place: torch.Tensor) -> None:
-        """Copy a tensor to `place`, of the same dtype and shape, at most `PIECE` bytes at a time.
+        """Copy a tensor to `place`, of the same dtype and shape; to a device in pieces of `PIECE`.
 
         A `place` that is not contiguous takes the whole tensor at once.
         """
@@ -160,7 +170,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
             place.copy_(self[name])
             return
         flat = place.detach().view(-1).view(torch.uint8)
-        for start, part in zip(range(0, len(flat), PIECE), torch.split(flat, PIECE), strict=False):
+        size = max(1, len(flat)) if flat.is_cpu else PIECE
+        for start, part in zip(range(0, len(flat), size), torch.split(flat, size), strict=False):
             read = part if part.is_cpu else torch.empty_like(part, device="cpu")
             self.read_into(name, read.numpy().data, start)
             if read is not part:

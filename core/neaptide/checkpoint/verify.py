@@ -9,8 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
-from io import FileIO
-from typing import TYPE_CHECKING
+from io import BufferedReader, FileIO
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -21,15 +22,16 @@ from . import manifest
 from .manifest import MANIFEST, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 BASE, BASE_FILE = "frozen", "weights.safetensors"
 """The fact with the sha256 of a checkpoint's frozen weights, and the name of their file."""
 OF_A_RUN = re.compile(rf"{manifest.STEP.pattern}|frozen-[0-9a-f]{{16}}")
-_PIECE = 2**20
-_LARGE = 64 * 2**20
-"""Bytes of a checkpoint from which on several threads read it."""
+MUCH = 2**20
+"""Bytes from which on a thread is worth its start."""
+_THREADS, _PIECE = 16, 2**20
+"""How many files are read at once, and the bytes of a piece: two of each are in memory."""
 _SETTLED_NS = 2 * 10**9
 """Age from which on a further change gives a file another time: clocks of files tick slowly."""
 
@@ -93,7 +95,8 @@ def read_bytes(path: Path, limit: int, expected: Identity | None = None) -> byte
         if identity.bytes > limit:
             msg = f"{path} has {identity.bytes} bytes, at most {limit}"
             raise CheckpointError(msg)
-        return b"".join(_pieces(descriptor, identity.bytes))
+        file = BufferedReader(FileIO(descriptor, closefd=False))
+        return file.read(identity.bytes)  # another process may append to it without end
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -135,18 +138,18 @@ def examine(directory: Path) -> Examined:
     extra = present - found.files.keys() - {MANIFEST}
     problems = [f"{directory}: {name!r} is missing" for name in sorted(missing)]
     problems += [f"{directory}: {name!r} is not in the manifest" for name in sorted(extra)]
-    identities = {}
     names = sorted(found.files.keys() & present)
-    large = sum(found.files[name].bytes for name in names) >= _LARGE
-    with ThreadPoolExecutor() if large else nullcontext() as pool:  # all cores compute digests
-        each = map if pool is None else pool.map
-        results = each(partial(_examined, directory, found), names)
-        for name, result in zip(names, results, strict=True):
-            if isinstance(result, Identity):
-                identities[name] = result
-            else:
-                problems.append(result)
-    return Examined(found, identities, problems)
+    large = sum(found.files[name].bytes for name in names) >= MUCH
+    results = spread(partial(_examined, directory, found), names, large=large)
+    by_name = dict(zip(names, results, strict=True))
+    identities = {name: one for name, one in by_name.items() if isinstance(one, Identity)}
+    return Examined(found, identities, problems + [one for one in results if type(one) is str])
+
+
+def spread(work: Callable[[Any], Any], items: Iterable[Any], *, large: bool) -> list[Any]:
+    """Return what `work` returns for each item. If `large`, several threads work."""
+    with ThreadPoolExecutor(_THREADS) if large else nullcontext() as pool:
+        return [*(map if pool is None else pool.map)(work, items)]
 
 
 def _examined(directory: Path, found: Manifest, name: str) -> Identity | str:
@@ -206,16 +209,26 @@ def complete(directory: Path) -> bool:
 
 
 def _sha256(descriptor: int, size: int) -> str:
-    digest, piece = hashlib.sha256(), memoryview(bytearray(min(size, _PIECE)))
-    file = FileIO(descriptor, closefd=False)
-    while size > 0 and (count := file.readinto(piece[:size])):
-        digest.update(piece[:count])
+    """Return the digest of a file, which a thread computes while the next piece is read."""
+    digest, file = hashlib.sha256(), FileIO(descriptor, closefd=False)
+    piece, other = (memoryview(bytearray(min(size, _PIECE))) for _ in range(2))
+    count = file.readinto(piece)
+    while count:
         size -= count
+        with hashing(digest, piece[:count]):
+            count = file.readinto(other[:size])
+        piece, other = other, piece
     return digest.hexdigest()
 
 
-def _pieces(descriptor: int, size: int) -> Iterator[bytes]:
-    # The read stops at `size`, because another process may append to the file without end.
-    while size > 0 and (piece := os.read(descriptor, min(size, _PIECE))):
-        size -= len(piece)
-        yield piece
+@contextmanager
+def hashing(digest: hashlib._Hash, data: memoryview) -> Iterator[None]:
+    """Update a digest. If there is much data, a thread does so while the context is entered."""
+    large = len(data) >= MUCH
+    thread = Thread(target=digest.update, args=(data,))
+    (thread.start if large else thread.run)()
+    try:
+        yield
+    finally:
+        if large:
+            thread.join()

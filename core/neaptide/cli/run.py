@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import attrs
 from cyclopts import Parameter
 
-from neaptide.checkpoint.recovery import old_of
-from neaptide.errors import ConfigError, WrongCheckpointError, suggest
 from neaptide.hooks.enabling import configured
 from neaptide.io.logging import json_lines
+from neaptide.plugin import sole
 
 from .loading import LOG, advice, loaded
 from .output import AsJson, Offers, Preset, Sets, print_json, print_table, print_text
 
-if TYPE_CHECKING:
-    from neaptide.config import RunConfig
+LAUNCHER_GROUP = "neaptide.launchers"
+"""The group of the entry point that trains in this process and others: a module."""
 
 
 def run(
@@ -36,12 +35,15 @@ def run(
         bool, Parameter(negative="", help="Resume even if the config differs.")
     ] = False,
     quiet: Annotated[bool, Parameter(negative="", help="Print the summary only.")] = False,
+    nproc: Annotated[
+        int | None, Parameter(help="Train in so many processes of this machine, as by torchrun.")
+    ] = None,
     log: Annotated[
         Literal["console", "json"] | None,
         Parameter(help="`json`: write each event to stderr as a line of JSON; overrides run.log."),
     ] = None,
     json: AsJson = False,
-) -> None:
+) -> int | None:
     """Train the model of a configuration, through all its phases.
 
     Files are TOML, YAML or JSON; a later file overrides the settings of an earlier file.
@@ -49,11 +51,13 @@ def run(
         neaptide run my.toml                              # into runs/my
         neaptide run base.toml mine.yaml --set optimizer.lr=3e-4
         neaptide run my.toml --resume auto                # continue after a stop
+        neaptide run my.toml --nproc 2                    # in two processes
         neaptide run runs/my/config.toml --set run.dir=runs/again
     """
     layered = loaded(files, preset, set_)
     config, ordered = configured(layered.config)
-    for line in advice(config, ordered):
+    launcher = sole(LAUNCHER_GROUP)
+    for line in advice(config, ordered) if launcher.tells() else ():
         LOG.warning("%s", line)
     origins = dict(layered.origins)
     if config.run.dir is None:
@@ -63,7 +67,12 @@ def run(
     if log is not None:
         config = attrs.evolve(config, run=attrs.evolve(config.run, log=log))
         origins["run.log"] = "--log"
-    _check_resume(resume, config, allow_changes=allow_changes)
+    launcher.check_resume(resume, config, allow_changes=allow_changes)
+    if nproc is not None:
+        given = {"preset": preset, "set": set_, "resume": resume, "log": log}
+        switches = {"allow-changes": allow_changes, "quiet": quiet, "json": json}
+        code: int = launcher.started(nproc, ordered, files, {**given, **switches})
+        return code
 
     from .training import train  # noqa: PLC0415 - imports torch, so the checks come first
 
@@ -74,34 +83,22 @@ def run(
         redirect_stdout(sys.stderr) if json else nullcontext(),
         json_lines() if config.run.log == "json" else nullcontext(),
     ):
-        summary, reports = train(
+        trained = launcher.trained(
+            partial(train, origins=origins),
             config,
-            origins,
-            resume=resume,
+            ordered,
+            resume,
             allow_changes=allow_changes,
             style="quiet" if quiet else config.run.progress,
         )
+    if trained is None:  # another process of the run tells
+        return None
+    summary, reports = trained
     if json:
         print_json({**summary, "run_dir": config.run.dir})
-        return
+        return None
     print_text("")
     print_table([*summary.rows(), ("run directory", str(config.run.dir))])
     for name, report in reports.items():
         print_text(f"\n{name}\n{report}")
-
-
-def _check_resume(resume: str | None, config: RunConfig, *, allow_changes: bool) -> None:
-    if resume is None:
-        if allow_changes:
-            msg = "--allow-changes is for resuming; give --resume auto or --resume CHECKPOINT too"
-            raise ConfigError(msg)
-        return
-    # After a crash the checkpoint may exist only under its `.old-` name. `load` renames it back.
-    places = (Path(resume), old_of(Path(resume)))
-    # `os.path.exists`, because `Path.exists` raises if a name is too long or access is denied.
-    if resume != "auto" and not any(os.path.exists(place) for place in places):  # noqa: PTH110 - see above
-        msg = (
-            f"there is no checkpoint {resume!r} to resume from{suggest(resume, ['auto'])}; "
-            f"see neaptide ckpt list {config.run.dir}"
-        )
-        raise WrongCheckpointError(msg)
+    return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import EntryPoint
 
 import attrs
 
-from neaptide.errors import PluginError, described, suggest
+from neaptide.errors import PluginError, suggest
 from neaptide.plugin import ENTRY_POINT_GROUP, Plugin, PluginSpec, ShippedEntry, shipped
 
 DISABLED_VARIABLE = "NEAPTIDE_DISABLED_PLUGINS"
@@ -71,9 +71,8 @@ class Registry(Mapping[str, PluginSpec]):
             msg = f"{names} both build {name!r}; disable one of them @ {where}"
         else:
             msg = (
-                f"no installed plugin builds {name + ':'!r}{suggest(name, known)}; "
-                f"there is {', '.join(known) or 'none'}, or name a 'package.module:factory' "
-                f"@ {where}"
+                f"no installed plugin builds {name + ':'!r}{suggest(name, known)}; there is "
+                f"{', '.join(known) or 'none'}, or name a 'package.module:factory' @ {where}"
             )
         raise PluginError(msg)
 
@@ -115,13 +114,10 @@ def _read(one: ShippedEntry) -> Installed:
 
 def load_class(spec: PluginSpec) -> type[Plugin[object]]:
     """Import and return the plugin class of a manifest; PluginError if the import fails."""
-    module, _, name = spec.load.partition(":")
     try:
-        loaded = getattr(importlib.import_module(module), name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        msg = f"plugin {spec.name!r}: {spec.load!r} raised {described(error)}"
+        loaded = ShippedEntry(EntryPoint(spec.name, spec.load, ENTRY_POINT_GROUP), "").load()
+    except PluginError as error:
+        msg = f"plugin {spec.name!r}: {error}"
         raise PluginError(msg) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Plugin)):
         msg = f"plugin {spec.name!r}: {spec.load!r} must be a subclass of neaptide.Plugin"

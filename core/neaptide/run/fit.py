@@ -15,7 +15,7 @@ from neaptide.io.logging import CONSOLE
 from neaptide.plugin import sole
 
 from .feed import Feed, guarded
-from .signals import Interrupted, StopRequest, stop_on_signals
+from .signals import STOPPING, Interrupted, StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +111,7 @@ class Fit:
             session.run.stash.set(FITTING, object())
         feed = Feed(self._data.train, session.data_state if resumed else None)
         with stop_on_signals() as self._stop, errors.ended_by(session.store.drain):
+            session.run.stash.set(STOPPING, self._stop)
             try:
                 if resumed:
                     self._evaluate_if_due()  # a stopped run may lack this evaluation

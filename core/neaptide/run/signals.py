@@ -8,6 +8,9 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import attrs
+
+from neaptide.api.stash import StashKey
 from neaptide.errors import NeaptideError
 
 if TYPE_CHECKING:
@@ -29,19 +32,24 @@ class Interrupted(NeaptideError):  # noqa: N818 - no fault: a signal stops a run
         self.exit_code = 128 + received  # type: ignore[misc]  # the code depends on the signal
 
 
+@attrs.define(eq=False)
 class StopRequest:
-    """A signal handler that stores the number of the first signal in `received`."""
+    """A signal handler that stores the number of the first signal."""
 
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-    def __repr__(self) -> str:
-        return f"StopRequest(received={self.received})"
+    heard: int | None = None
+    received: int | None = None
+    """The signal that `fit` obeys: the first one, if `alone`; else a plugin sets it."""
+    alone: bool = True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Store the number of the first signal."""
         del frame
-        self.received = self.received or number
+        self.heard = self.heard or number
+        self.received = self.heard if self.alone else self.received
+
+
+STOPPING: StashKey[StopRequest] = StashKey("stopping")
+"""The key of the StopRequest of `trainer.fit`, set when it begins."""
 
 
 @contextmanager

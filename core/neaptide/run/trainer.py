@@ -23,7 +23,6 @@ from .session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from types import TracebackType
 
     import torch
     from torch import nn
@@ -246,12 +245,7 @@ class HybridTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """End the run. Pass the error of the `with` block to the hook `on_run_end`."""
         self._session.error = error or self._session.error
         self.close()

@@ -16,6 +16,7 @@ _OP = CodedOp(
     by_pieces=reference.by_pieces,
     piece=reference.piece,
     kernel="neaptide_kernels.adam8bit.kernel:adam_step",
+    operations=30,
     tried=(0.9, 0.999, 1e-8, 1e-2),
 )
 new_state, shipped = _OP.new_state, _OP.shipped

@@ -13,6 +13,7 @@ from neaptide_kernels.registry import (
     Provider,
     Sample,
     define,
+    per_element,
     relative_error,
     takes,
 )
@@ -188,6 +189,7 @@ adamw_split_step = define(
         large=_large,
         mutates=frozenset({"hi", "lo", "exp_avg", "exp_avg_sq"}),
         traffic=_traffic,
+        operations=per_element("hi", 18),
         agree=agree,
     )
 )

@@ -1,18 +1,19 @@
-"""Run `apply_delta` with the compiled step of `host`."""
+"""Run `apply_delta` and `apply_int8_delta` with the compiled steps of `host`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from neaptide_kernels import host_threads
 from neaptide_kernels.counter_random import keys
+from neaptide_kernels.int8.reference import dequantize_int8
 from neaptide_kernels.parts import slices
 from neaptide_kernels.registry import takes
 
-from .reference import STRIDE_BITS, FloatDeltas, add, by_weight
+from .reference import STRIDE_BITS, FloatDeltas, Int8Deltas, add, by_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,8 @@ _PIECE = 1 << 20
 
 def supports(query: Query) -> Support:
     """Return True if the call is on a CPU and of float32 and bfloat16, otherwise a reason."""
-    for name in ("params", "deltas"):
+    floating = [name for name, _ in query.tensors if name in {"params", "deltas"}]
+    for name in floating:
         facts = query[name]
         if facts.count and facts.dtype not in {None, *_DTYPES}:
             return f"it takes float32 and bfloat16, and {name} are {facts.dtype}"
@@ -47,49 +49,75 @@ def fewest(query: Query) -> int:
 @takes(FloatDeltas)
 def apply_delta(call: FloatDeltas) -> None:
     """Run `apply_delta` in Numba; the host reads `scale`."""
-    seed = call.seed if call.stochastic else None
     terms = by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):
-        if not {weight.dtype, *(delta.dtype for delta, _ in deltas)} <= _DTYPES:
-            add(weight, place, deltas, seed)  # one of a list of several dtypes
-            continue
-        if not weight.numel() or not deltas:
-            continue
-        flat = weight.detach().reshape(-1)
-        pairs = [(delta.detach().reshape(-1), scale) for delta, scale in deltas]
-        single = len(pairs) == 1
-        for part in slices(len(flat), len(flat) if single else _PIECE):
-            position = (place << STRIDE_BITS) + part.start
-            _add(flat[part], [(delta[part], scale) for delta, scale in pairs], seed, position)
-        if not weight.is_contiguous():
-            weight.detach().copy_(flat.view(weight.shape))
+        if {weight.dtype, *(delta.dtype for delta, _ in deltas)} <= _DTYPES:
+            _add(weight, place, [_Term(*pair) for pair in deltas], _seed(call))
+        else:  # one of a list of several dtypes
+            add(weight, place, deltas, _seed(call))
 
 
-def _add(
-    weight: torch.Tensor,
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    seed: int | None,
-    position: int,
-) -> None:
+@takes(Int8Deltas)
+def apply_int8_delta(call: Int8Deltas) -> None:
+    """Run `apply_int8_delta` in Numba; the host reads `scale`."""
+    terms = by_weight(call.params, call.codes, call.scale)
+    for place, (weight, pairs) in enumerate(terms):
+        given = list(zip(pairs, call.code_scales[place :: len(call.params)], strict=True))
+        if weight.dtype in _DTYPES:
+            coded = [_Term(*pair, sizes.contiguous(), call.group) for pair, sizes in given]
+            _add(weight, place, coded, _seed(call))
+            continue
+        deltas = [
+            (dequantize_int8(codes, sizes, None, call.group), scale)
+            for (codes, scale), sizes in given
+        ]
+        add(weight, place, deltas, _seed(call))
+
+
+def _seed(call: FloatDeltas | Int8Deltas) -> int | None:
+    return call.seed if call.stochastic else None
+
+
+class _Term(NamedTuple):
+    """A delta and its scale."""
+
+    delta: torch.Tensor
+    scale: torch.Tensor
+    code_scales: torch.Tensor | None = None
+    """With them `delta` is codes."""
+    group: int = 1
+
+
+def _add(weight: torch.Tensor, place: int, terms: Sequence[_Term], seed: int | None) -> None:
     """Add deltas one after the other. All sums but the last stay in float32."""
-    total = weight if len(pairs) == 1 else weight.float()
-    *first, last = pairs
-    for delta, scale in first:
-        _run(total, total, delta, scale, None, 0)
-    _run(weight, total, *last, seed, position)
+    if not weight.numel() or not terms:
+        return
+    flat = weight.detach().reshape(-1)
+    *first, last = [term._replace(delta=term.delta.detach().reshape(-1)) for term in terms]
+    for part in slices(len(flat), _PIECE if first else len(flat)):
+        total = flat[part].float() if first else flat[part]
+        for term in first:
+            _run(total, total, term, part, None, 0)
+        _run(flat[part], total, last, part, seed, (place << STRIDE_BITS) + part.start)
+    if not weight.is_contiguous():
+        weight.detach().copy_(flat.view(weight.shape))
 
 
 def _run(
     weight: torch.Tensor,
     before: torch.Tensor,
-    delta: torch.Tensor,
-    scale: torch.Tensor,
+    term: _Term,
+    part: slice,
     seed: int | None,
     position: int,
 ) -> None:
-    arrays = map(host_threads.array, (weight, before, delta))
+    name, coded = "add_delta", cast("tuple[Any, ...]", ())
+    if term.code_scales is not None:
+        group = min(term.group, len(term.delta))
+        name, coded = "add_codes", (host_threads.array(term.code_scales), group, part.start)
     host_threads.run(
-        f"{__package__}.host", "add_delta", -(-len(weight) // BLOCK), host_threads.FEWEST // BLOCK,
-        *arrays, np.float32(scale.float().item()), seed is not None,
+        f"{__package__}.host", name, -(-len(weight) // BLOCK), host_threads.FEWEST // BLOCK,
+        *map(host_threads.array, (weight, before, term.delta[part])), *coded,
+        np.float32(term.scale.float().item()), seed is not None,
         *map(np.uint32, keys(seed or 0)), position,
     )  # fmt: skip

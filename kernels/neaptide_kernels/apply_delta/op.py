@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.int8.reference import quantize_int8
-from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define, takes
+from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define, per_element, takes
 from neaptide_kernels.support import no_triton, triton_version
 
 from . import on_host, reference, tuning
@@ -198,20 +198,10 @@ apply_delta = define(
         large=_large,
         mutates=frozenset({"params"}),
         traffic=_traffic,
+        operations=per_element("deltas", 2),
     )
 )
 """See `reference.apply_delta`."""
-
-KERNELS.add(
-    Provider(
-        op=apply_delta.spec.name,
-        name="numba",
-        run=on_host.apply_delta,
-        supports=on_host.supports,
-        priority=5,
-        fewest=on_host.fewest,
-    )
-)
 
 apply_int8_delta = define(
     OpSpec(
@@ -224,9 +214,27 @@ apply_int8_delta = define(
         large=_int8_large,
         mutates=frozenset({"params"}),
         traffic=_traffic,
+        operations=per_element("codes", 3),
     )
 )
 """See `reference.apply_int8_delta`."""
+
+HOST = tuple(
+    Provider(
+        op=op.spec.name,
+        name="numba",
+        run=run,
+        supports=on_host.supports,
+        priority=5,
+        fewest=on_host.fewest,
+    )
+    for op, run in (
+        (apply_delta, on_host.apply_delta),
+        (apply_int8_delta, on_host.apply_int8_delta),
+    )
+)
+for provider in HOST:
+    KERNELS.add(provider)
 
 TRITON = tuple(
     Provider(

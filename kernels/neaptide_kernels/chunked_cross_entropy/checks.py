@@ -25,11 +25,10 @@ def check(
     cast: bool,
 ) -> None:
     """Raise ValueError if the arguments do not match. With `cast`, their dtypes may differ."""
-    shapes = f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
     if not hidden.dim() or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:  # noqa: PLR2004 - a matrix
-        msg = f"{shapes}: should be [..., d] and [vocabulary, d]"
+        msg = f"{_shapes(hidden, weight)}: should be [..., d] and [vocabulary, d]"
         raise ValueError(msg)
-    if not len(weight):
+    if not weight.shape[0]:
         msg = f"weight {list(weight.shape)}: a vocabulary has at least one row"
         raise ValueError(msg)
     if not (hidden.is_floating_point() and weight.is_floating_point()):
@@ -40,17 +39,24 @@ def check(
         msg = f"labels are {labels.dtype} {list(labels.shape)}; should be {should}"
         raise ValueError(msg)
     if bias is not None and bias.shape != weight.shape[:1]:
-        msg = f"bias {list(bias.shape)}: should be {list(weight.shape[:1])} for {shapes}"
+        should = f"{list(weight.shape[:1])} for {_shapes(hidden, weight)}"
+        msg = f"bias {list(bias.shape)}: should be {should}"
         raise ValueError(msg)
-    given = {"weight": weight, "labels": labels, **({} if bias is None else {"bias": bias})}
-    for name, tensor in given.items():
-        if tensor.device != hidden.device:
-            msg = f"{name} is on {tensor.device}, hidden on {hidden.device}; put them on one"
+    device, dtype = hidden.device, hidden.dtype
+    for name, tensor in (("weight", weight), ("labels", labels), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.device != device:
+            msg = f"{name} is on {tensor.device}, hidden on {device}; put them on one"
             raise ValueError(msg)
-        if tensor.dtype != hidden.dtype and name != "labels" and not cast:
-            msg = f"{name} is {tensor.dtype}, hidden {hidden.dtype}; convert one, or use autocast"
+        if tensor is not labels and tensor.dtype != dtype and not cast:
+            msg = f"{name} is {tensor.dtype}, hidden {dtype}; convert one, or use autocast"
             raise ValueError(msg)
     _check_numbers(chunk, softcap)
+
+
+def _shapes(hidden: torch.Tensor, weight: torch.Tensor) -> str:
+    return f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
 
 
 def _check_numbers(chunk: int, softcap: float | None) -> None:

@@ -50,8 +50,10 @@ def differentiate(
     total = logits.exp_().sum(1, keepdim=True)
     losses = (total.log() - chosen).masked_fill_(wrong, torch.nan).masked_fill_(ignored, 0)
     if with_gradient:
-        logits.div_(total).scatter_add_(1, targets, -torch.ones_like(total))
+        # A divisor of NaN saves a pass over the logits.
+        divisor = total.masked_fill(wrong, torch.nan)
+        logits.div_(divisor).scatter_add_(1, targets, -torch.ones_like(total))
         if slope is not None:
             logits.mul_(slope)
-        logits.masked_fill_(wrong, torch.nan).masked_fill_(ignored, 0)
+        logits.masked_fill_(ignored, 0)
     return losses.sum(), logits

@@ -8,6 +8,7 @@ import torch
 
 from . import op
 from .checks import check, look_at_labels
+from .whole import cross_entropy, is_small
 
 
 def _may_autocast(kind: str) -> bool:
@@ -39,6 +40,11 @@ def chunked_cross_entropy(
     queued, the host waits once to check the labels. Compiled code does not check the labels: a
     label out of range makes the loss NaN.
 
+    On a CPU, up to `whole.MOST` logits (a million) are computed at once by torch's own loss,
+    whatever `chunk` is: it is faster, and holds them three times, in at most 12 MiB of float32 (24
+    of float64). Then there are second derivatives, which the loss of more logits refuses. A call
+    with a frozen weight, with float16 or under autocast is always computed in chunks.
+
     Args:
         hidden: floating `[..., d]`.
         weight: `[vocabulary, d]`, of the dtype of `hidden`.
@@ -61,6 +67,8 @@ def chunked_cross_entropy(
     if reduction not in ("mean", "sum"):
         msg = f"reduction must be 'mean' or 'sum' (got {reduction!r})"
         raise ValueError(msg)
+    if is_small(hidden, weight, labels, autocasts=autocasts):
+        return cross_entropy(hidden, weight, bias, labels, ignore_index, reduction, softcap)
     complain = look_at_labels(labels, ignore_index, len(weight))
     on_cpu = labels.device.type == "cpu"
     if on_cpu:

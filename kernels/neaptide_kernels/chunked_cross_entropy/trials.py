@@ -85,7 +85,8 @@ def samples(device: torch.device) -> Iterator[Sample]:
 def large(device: torch.device) -> Iterator[Sample]:
     """Yield arguments of the size of a language model's head; on a CPU the heads are smaller."""
     gpu = device.type != "cpu"  # a CPU would take minutes for large heads
-    sizes = ((4096, 2048, 32_000), (2048, 4096, 128_256)) if gpu else ((512, 256, 32_000),)
+    of_cpu = ((64, 64, 256), (256, 64, 1000), (512, 256, 32_000))
+    sizes = ((4096, 2048, 32_000), (2048, 4096, 128_256)) if gpu else of_cpu
     dtype, chunk = (torch.bfloat16, 1024) if gpu else (torch.float32, 128)
     for tokens, width, vocabulary in sizes:
         hidden, weight, _, labels = arguments(tokens, width, vocabulary, device, dtype)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define
+from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define, per_element
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import eager, reference, tuning
+from . import eager, on_host, reference, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,6 +149,7 @@ quantize_int8 = define(
         large=_quantize_large,
         timed_by={"group"},
         traffic=lambda x, *_: x.numel() * (x.element_size() + 1),
+        operations=per_element("x", 5),
     )
 )
 """See `reference.quantize_int8`."""
@@ -164,6 +165,7 @@ dequantize_int8 = define(
         large=_dequantize_large,
         timed_by={"group"},
         traffic=lambda codes, _s, _z, _g, dtype: codes.numel() * (1 + dtype.itemsize),
+        operations=per_element("codes", 2),
     )
 )
 """See `reference.dequantize_int8`."""
@@ -184,7 +186,25 @@ TORCH = (
         priority=5,
     ),
 )
-for provider in TORCH:
+HOST = (
+    Provider(
+        op="quantize_int8",
+        name="numba",
+        run=on_host.quantize,
+        supports=on_host.quantizes,
+        priority=6,
+        fewest=on_host.fewest,
+    ),
+    Provider(
+        op="dequantize_int8",
+        name="numba",
+        run=on_host.dequantize,
+        supports=on_host.dequantizes,
+        priority=6,
+        fewest=on_host.fewest,
+    ),
+)
+for provider in (*TORCH, *HOST):
     KERNELS.add(provider)
 
 TRITON = tuple(

@@ -13,6 +13,7 @@ from neaptide_kernels.registry import (
     Provider,
     Sample,
     define,
+    per_element,
     takes,
 )
 from neaptide_kernels.state_codes.trials import gradients, weights
@@ -90,6 +91,7 @@ lion_step = define(
         large=_large,
         mutates=frozenset({"params", "exp_avg"}),
         traffic=_traffic,
+        operations=per_element("params", 9),
     )
 )
 """See `reference.lion_step`."""

@@ -16,6 +16,7 @@ _OP = CodedOp(
     by_pieces=reference.by_pieces,
     piece=reference.piece,
     kernel="neaptide_kernels.lion8bit.kernel:lion_step",
+    operations=18,
     tried=(0.9, 0.99, 1e-2),
 )
 new_state, shipped = _OP.new_state, _OP.shipped

@@ -11,7 +11,7 @@ from .choosing import Choice, Explanation, Judged
 from .faults import KernelError, KernelWarning
 from .op import Op
 from .provider import REFERENCE, Provider, Support
-from .query import Query, TensorFacts
+from .query import Query, TensorFacts, per_element
 from .registry import Kernels
 from .requests import Tuning
 from .scope import KernelScope
@@ -52,6 +52,7 @@ __all__ = [
     "first_disagreement",
     "open_scope",
     "outcome",
+    "per_element",
     "relative_error",
     "same_bits",
     "takes",

@@ -15,7 +15,7 @@ from neaptide.text import one_line
 from neaptide_kernels.accelerator import compute_capability
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _ALIGNMENT = 16
 
@@ -87,6 +87,16 @@ class Query:
         return 1 << max(0, largest - 1).bit_length() if largest else 0
 
 
+def per_element(name: str, count: int) -> Callable[[Query], int]:
+    """Return a function for `OpSpec.operations`: some operations for each element of an argument.
+
+    Args:
+        name: a tensor argument, or a list of tensors.
+        count: operations for each element; a function such as `exp` counts as one.
+    """
+    return lambda query: count * query[name].elements
+
+
 def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
     """Return the query of a call; `arguments` has one entry for each of `names`, in this order.
 
@@ -112,6 +122,12 @@ def query_of(op: str, names: Sequence[str], arguments: Sequence[Any]) -> Query:
     capability = None if device in {"cpu", "mixed"} else _capability_of(next(iter(devices)))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return Query(op, device, capability, tuple(tensors), tuple(options), deterministic)
+
+
+def query_on(query: Query, device: torch.device) -> Query:
+    """Return a query of the same call on another device, which must exist."""
+    capability = None if device.type == "cpu" else _capability_of(device)
+    return attrs.evolve(query, device=device.type, capability=capability)
 
 
 _capability_of = cache(compute_capability)

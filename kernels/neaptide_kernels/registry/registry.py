@@ -127,6 +127,10 @@ class Kernels:
             finally:
                 self._choices.clear()
 
+    def requested(self, op: str) -> str | None:
+        """Return the name of the provider that is requested for an op, or None."""
+        return self._requests.provider_of(op)
+
     def query(self, op: str, arguments: Sequence[Any]) -> Query:
         """Return the query of a call; a missing argument takes its default value.
 
@@ -160,7 +164,11 @@ class Kernels:
 
         The call does not run. Raises the errors of `query` and `choose`.
         """
-        query = self.query(op, arguments)
+        return self.explain_query(self.query(op, arguments))
+
+    def explain_query(self, query: Query) -> Explanation:
+        """As `explain`, for the facts of a call. Raises the errors of `choose`."""
+        op = query.op
         timings = self._timings.of(self._key(query))
         seconds = {timing.provider: timing.seconds for timing in reversed(timings)}
         judged = tuple(

@@ -37,6 +37,8 @@ class Requests:
 
     def provider_of(self, op: str) -> str | None:
         """Return the name of the requested provider of an op, or None."""
+        if not self._open:
+            return None  # the usual case is quick
         asked = (one.providers.get(op) for one in reversed(self._open))
         return next((name for name in asked if name is not None), None)
 

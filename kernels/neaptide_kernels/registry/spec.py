@@ -15,6 +15,8 @@ from neaptide.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from .query import Query
+
 NAMESPACE = "neaptide"
 _NAME = re.compile(r"([a-z][a-z0-9_]*::)?[a-z][a-z0-9_]*")
 # torch's functionalization passes every argument by name to a function that already has parameters
@@ -97,9 +99,15 @@ class OpSpec:
     """`backward(ctx, *gradients)`; None if the op has no derivative."""
     flops: Callable[..., int] | None = None
     """`flops(*shapes, out_shape)` for `torch.utils.flop_counter`."""
+    least_flops: Callable[..., int] | None = None
+    """Like `flops`, without products that a provider may skip, such as those of scores that a mask
+    hides. None means `flops`. `neaptide kernels roof` counts them."""
     traffic: Callable[..., int] | None = None
     """`traffic(*arguments)` returns the least number of bytes that a call must read and write.
     Benchmarks compute the bandwidth from this number."""
+    operations: Callable[[Query], int] | None = None
+    """`operations(query)` returns about how many arithmetic operations a call needs, without those
+    of `flops`. `neaptide kernels roof` compares them with the bytes of `traffic`."""
     tolerances: Mapping[torch.dtype, float] = attrs.field(factory=dict)
     """Largest permitted relative error `|result - reference| / |reference|` (of norms), by dtype.
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,15 +15,18 @@ from neaptide.io.folder import replace_file
 from neaptide.io.locking import lock
 from neaptide.text import one_line
 from neaptide_kernels.accelerator import name_of
+from neaptide_kernels.places import default_path
 
 from .faults import KernelWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Mapping
+    from pathlib import Path
 
     from .query import Query
 
 _VERSION = 1
+__all__ = ["Table", "Timing", "default_path", "key_of"]
 
 
 @attrs.frozen
@@ -86,23 +87,6 @@ class Table:
 
 def _warn(error: NeaptideError, consequence: str) -> None:
     warnings.warn(f"{error}; {consequence}", KernelWarning, stacklevel=3)
-
-
-def default_path() -> Path:
-    """Return the path of the timings file.
-
-    The file is in `$NEAPTIDE_CACHE_DIR` or, if this variable is not set, in the user's cache
-    directory. Raises NeaptideError if neither directory is known.
-    """
-    own = os.environ.get("NEAPTIDE_CACHE_DIR")
-    if own:
-        return Path(own) / "kernels.json"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(cache) if cache else Path.home() / ".cache") / "neaptide" / "kernels.json"
-    except RuntimeError as error:
-        msg = "no home directory to keep the kernels' timings in; set NEAPTIDE_CACHE_DIR"
-        raise NeaptideError(msg) from error
 
 
 def key_of(query: Query, timed_by: Container[str]) -> str:

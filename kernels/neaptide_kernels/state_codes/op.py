@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from neaptide_kernels import host_threads
-from neaptide_kernels.registry import KERNELS, Op, OpSpec, Provider, define
+from neaptide_kernels.registry import KERNELS, Op, OpSpec, Provider, define, per_element
 from neaptide_kernels.support import triton_version
 
 from . import blocks_of, launching, lists, on_host
@@ -45,6 +45,8 @@ class CodedOp:
     """`"module:function"` of the Triton kernel for `launching.launch`."""
     tried: tuple[float, ...]
     """Values of the op's number arguments (between `lr` and `seed`) in trials."""
+    operations: int
+    """Arithmetic operations for each element of a weight, about."""
     names: tuple[str, ...] = attrs.field(init=False)
     """Names of the arguments, in order."""
 
@@ -66,6 +68,7 @@ class CodedOp:
                 samples=trials.samples,
                 large=trials.large,
                 traffic=self.traffic,
+                operations=per_element("params", self.operations),
                 agree=lists.disagreements,
             )
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .lists import WEIGHTS
+from .lists import WEIGHTS, check_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,17 +48,13 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         """Call the op. `lists`: parameters, gradients, then one list per name in `state_names`."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; ValueError for a trainable parameter that cannot be updated."""
+        """Add a group; ValueError for a wrong option, or a parameter that cannot be updated."""
         super().add_param_group(param_group)
-        place = len(self.param_groups) - 1
-        for index, param in enumerate(self.param_groups[place]["params"]):
-            if param.requires_grad and param.dtype not in WEIGHTS:
-                self.param_groups.pop()
-                msg = (
-                    f"{type(self).__name__} updates float32 and bfloat16 parameters, but parameter "
-                    f"{index} of group {place} is {param.dtype}; convert it, or freeze it"
-                )
-                raise ValueError(msg)
+        try:
+            self._check_group(self.param_groups[-1], len(self.param_groups) - 1)
+        except ValueError:
+            self.param_groups.pop()
+            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -123,6 +119,20 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
         torch._foreach_add_([self.state[param][self.state_names[-1]] for param in params], 1.0)
         self.update(lists, _rate(group["lr"], params[0].device), group, group["seed"])
 
+    def _check_group(self, group: dict[str, Any], place: int) -> None:
+        name = type(self).__name__
+        check_rate(name, group["lr"])
+        first, second = group["betas"]
+        numbers = {option: group[option] for option in ("eps", "weight_decay") if option in group}
+        check_numbers(name, beta1=first, beta2=second, **numbers)
+        for index, param in enumerate(group["params"]):
+            if param.requires_grad and param.dtype not in WEIGHTS:
+                msg = (
+                    f"{name} updates float32 and bfloat16 parameters, but parameter "
+                    f"{index} of group {place} is {param.dtype}; convert it, or freeze it"
+                )
+                raise ValueError(msg)
+
     def _row(self, param: torch.Tensor) -> list[Any]:
         if not self.state[param]:
             made = self.new_state(param)
@@ -177,7 +187,7 @@ def check_rate(name: str, lr: float | torch.Tensor) -> None:
     """
     if isinstance(lr, torch.Tensor):
         if lr.numel() != 1:
-            msg = f"{name}: lr must be a number or a tensor of one (got {list(lr.shape)})"
+            msg = f"{name}: Tensor lr must be 1-element (got {list(lr.shape)})"
             raise ValueError(msg)
     elif not 0.0 <= lr < float("inf"):
         msg = f"{name}: lr must be finite and at least 0 (got {lr})"

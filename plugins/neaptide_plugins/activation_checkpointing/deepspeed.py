@@ -25,4 +25,8 @@ def convert(source: Source) -> dict[str, Any] | None:
     for switch in ("partition_activations", "cpu_checkpointing", "profile"):
         if source.look(f"{_SECTION}.{switch}", bool) is False:
             source.take(f"{_SECTION}.{switch}", bool)
+    for what in ("offload_param", "offload_optimizer"):
+        if source.look(f"zero_optimization.{what}.device", str) in {"cpu", "nvme"}:
+            source.note(_SECTION, "layer-streaming computes blocks again in the backward, too")
+            return None
     return {}

@@ -41,7 +41,8 @@ def selective_contexts(save_ops: Sequence[str]) -> Callable[[], tuple[Any, Any]]
 
     The first context keeps the outputs of `save_ops`. In the second context a call of one of these
     ops does not run the op, but returns the kept output. `matmul` and `attention` each stand for a
-    family of ops. Any other name is the name of an aten op. Raises ValueError for an unknown op.
+    family of ops; of attention, the output and the logarithms of its sums are kept. Any other name
+    is the name of an aten op. Raises ValueError for an unknown op.
     """
     if not save_ops:
         return lambda: (nullcontext(), nullcontext())
@@ -123,6 +124,10 @@ def _overloads(name: str) -> list[Any]:
         packet = getattr(torch.ops.aten, op, None) if op.isidentifier() else None
         if packet is not None:
             found += [getattr(packet, overload) for overload in packet.overloads()]
+    if name == "attention":
+        from neaptide_kernels.attention.op import attention  # noqa: PLC0415 - others need no op
+
+        found.append(attention.overload)
     if not found:
         known = [*_FAMILIES, *(f"aten.{op}" for op in dir(torch.ops.aten))]
         close = get_close_matches(name, known, n=1)

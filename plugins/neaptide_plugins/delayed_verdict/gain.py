@@ -1,24 +1,5 @@
-"""The measured gain of a jump, for plugins that schedule phases."""
+"""The measured gain of a jump, under the name by which other plugins know it."""
 
-from __future__ import annotations
+from neaptide_toolkit.predictors.jump_gain import JUMP_GAIN, JumpGain
 
-import attrs
-
-from neaptide import StashKey
-
-
-@attrs.frozen
-class JumpGain:
-    """The measured gain of a jump (predicted update)."""
-
-    jump: int
-    """Number of the update after the jump; the same number as in `steps.csv`."""
-    horizon: int
-    gain: float
-    """Reduction of the loss by the jump; negative if the jump raised the loss."""
-    stderr: float
-    """Standard error of the gain."""
-
-
-JUMP_GAIN: StashKey[JumpGain | None] = StashKey("delayed-verdict.jump-gain")
-"""The key of the latest measured gain. A scheduler reads this gain after each step."""
+__all__ = ["JUMP_GAIN", "JumpGain"]

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import and_, ge, gt, lt
+from attrs.validators import ge, gt
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+from neaptide_toolkit.forecasting.settings import ForecastSettings
 
 
 @attrs.frozen(kw_only=True)
-class DynamicsLinearConfig:
+class DynamicsLinearConfig(ForecastSettings):
     """`[plugins.dynamics-linear]`."""
 
-    horizons: tuple[int, ...] = field(
-        (20, 50, 200),
-        help="forecast distances in updates, in rising order; values between them are interpolated",
-    )
-    every: int = field(5, validator=ge(1), help="updates between two training samples")
-    around: int = field(
-        12,
-        validator=ge(0),
-        help="a forecast predicts the mean loss over several updates: from this many updates "
-        "before the horizon to this many after it",
-    )
-    smoothing: float = field(
-        0.92,
-        validator=and_(ge(0.0), lt(1.0)),
-        help="decay of the exponential average that serves as the current loss",
-    )
     ridge: float = field(
         100.0,
         validator=gt(0.0),
@@ -41,20 +26,6 @@ class DynamicsLinearConfig:
         help="sample k of n has the weight (k / n) to this power; with 0 all samples have equal "
         "weights",
     )
-    least: int = field(
-        10,
-        validator=ge(1),
-        help="forecasts of a horizon are used once this many of them have been compared with the "
-        "observed losses",
-    )
-
-    @horizons.validator
-    def _horizons_rise(
-        self, _attribute: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]
-    ) -> None:
-        if not value or value[0] < 1 or sorted(set(value)) != list(value):
-            msg = f"'horizons' must be integers >= 1 in rising order (got {list(value)})"
-            raise ValueError(msg)
 
 
 SPEC = PluginSpec(

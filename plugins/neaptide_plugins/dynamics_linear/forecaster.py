@@ -1,249 +1,91 @@
-"""Forecasts the losses of a run from the losses so far. The module does not depend on hooks."""
+"""Corrects the forecasts of the curves with one ridge regression per horizon."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
-from neaptide_kernels.encode_state import EXTRAS, FEATURES, LOSSES, NORMS, SECONDS, encode_state
+from neaptide_toolkit.forecasting.forecaster import INPUTS, Forecaster
+from neaptide_toolkit.forecasting.horizon import PRIOR
 
-from .curve import OFFSET, LossCurve, LossLevel, learning
-from .horizon import HorizonModel, LossReading, horizon_model
+from .config import DynamicsLinearConfig
+from .ridge import Ridge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from .config import DynamicsLinearConfig
-    from .horizon import Expected
+    from neaptide_toolkit.forecasting.horizon import Expected, LossReading, Outlook
 
-POWERS = (4.0, 8.0)
-"""`LossCurve.power` of the two curves. The first curve averages about the last fifth of the losses,
-the second curve about the last ninth."""
-TOGETHER = 32
-"""Number of samples encoded in one call. The call costs little more than a call for one sample."""
-
-
-LARGEST = 1e100
-"""Losses above this magnitude count as not finite, because their squares may overflow."""
-
-
-def usable(loss: float) -> bool:
-    """Return whether the forecaster can learn from a loss."""
-    return abs(loss) <= LARGEST
-
-
-@attrs.frozen
-class LossForecast:
-    """A forecast of the loss, the standard error of the forecast, and the current loss."""
-
-    loss: float
-    error: float
-    now: float
-    """The smoothed current loss."""
+LOOSER = 10.0
+"""Penalty of a feature / penalty of an input that comes from the curves."""
 
 
 @attrs.define(eq=False)
-class Forecaster:
-    """Takes losses one by one, and forecasts later losses.
+class LinearForecaster(Forecaster[DynamicsLinearConfig]):
+    """A forecaster whose corrections come from ridge regressions of the observed losses."""
 
-    When the target of a forecast is known, the forecast is scored, and the regression learns from
-    the target. A sample is the state of the run after an update. One call encodes several samples
-    as features, so most samples are encoded some updates late. This does not change the results.
-    """
-
-    config: DynamicsLinearConfig
-    factor: Callable[[int], float]
-    """The schedule: maps the number of updates so far to a factor of the learning rate."""
-    steps: int
-    """Number of updates in the whole run."""
-    seen: int = 0
-    """Number of updates so far."""
-    learned: float = 0.0
-    """Sum of the schedule's factors so far."""
-    losses: list[float] = attrs.field(factory=list)
-    """The newest losses, from oldest to newest, including losses that are not finite."""
-    level: LossLevel = attrs.field(init=False)
-    curves: list[LossCurve] = attrs.field(init=False)
-    models: list[HorizonModel] = attrs.field(init=False)
-    _waiting: list[LossReading] = attrs.field(init=False, factory=list)
-    """Samples that are not encoded yet."""
+    ridges: list[Ridge] = attrs.field(init=False)
+    """One per horizon."""
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         config = self.config
-        self.level = LossLevel(config.smoothing)
-        self.curves = [LossCurve(power) for power in POWERS]
-        self.models = [
-            horizon_model(horizon, len(FEATURES), config.every, config.ridge, config.forgetting)
+        self.ridges = [
+            ridge_of(horizon, config.every, config.ridge, config.forgetting)
             for horizon in config.horizons
         ]
 
     @property
-    def room(self) -> int:
-        """Number of newest losses to store for the features and targets of later calls."""
-        return LOSSES + TOGETHER * self.config.every + 2 * self.config.around + 1
+    def forgetting(self) -> float:
+        """`HorizonScore.power` of the scores."""
+        return self.config.forgetting
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the models' tensors.
+    def learned_bytes(self) -> int:
+        """Bytes of the regressions' tensors."""
+        return sum(ridge.bytes for ridge in self.ridges)
 
-        The number grows until the first target of each horizon is known.
-        """
-        return sum(each.bytes for each in self.models)
+    def _fit(self) -> None:
+        for ridge in self.ridges:
+            if ridge.samples:
+                ridge.fit()
 
-    def begin(self, updates: int) -> None:
-        """Start after `updates` updates. The losses of these updates are unknown."""
-        self.seen = updates
-        self.learned = math.fsum(map(self.factor, range(updates)))
+    def _corrections(
+        self, readings: Sequence[LossReading], outlooks: Sequence[Sequence[Outlook]], *, kept: bool
+    ) -> list[list[tuple[float, ...]]]:
+        del readings, kept
+        return [
+            [(ridge.predict(each.inputs),) for ridge, each in zip(self.ridges, row, strict=True)]
+            for row in outlooks
+        ]
 
-    def take(self, loss: float) -> None:
-        """Add the loss of the next update."""
-        self.learned += self.factor(self.seen)
-        self.seen += 1
-        if usable(loss):
-            loss = self.level.bounded(loss)
-        self.losses.append(loss)
-        if len(self.losses) > 2 * self.room:  # done rarely, because `del` moves all other losses
-            del self.losses[: -self.room]
-        if usable(loss):
-            self.level.take(loss)
-            x = math.log(self.learned + OFFSET)
-            for curve in self.curves:
-                curve.take(x, loss)
-        if self.seen % self.config.every == 0 and self.level.unit > 0.0:
-            self._waiting.append(self._now())
-            if len(self._waiting) == TOGETHER:
-                self.catch_up()
-
-    def forecast(self, horizon: int) -> LossForecast | None:
-        """Forecast the loss `horizon` updates ahead, as a mean over the updates around that update.
-
-        Return None if recent forecasts were no better than the baseline (the current loss), if too
-        few forecasts were scored, or if `outcome` returns None.
-        """
-        self.catch_up()
-        return self.outcome(horizon) if all(map(self.consulted, self._around(horizon))) else None
-
-    def outcome(self, horizon: int) -> LossForecast | None:
-        """Forecast the same mean loss as `forecast`, even if earlier forecasts were bad.
-
-        Return None if `horizon` is beyond the longest horizon, if there are no losses yet, or if
-        one of the newest losses is not finite.
-        """
-        self.catch_up()
-        recent = self.losses[-2 * self.config.around - 1 :]
-        around = self._around(horizon)
-        if not recent or not all(map(usable, recent)) or self.level.unit <= 0.0 or not around:
-            return None
-        reading = self._now()
-        features = self._encoded([reading.update])[0]
-        changes = [self._expect(each, reading, features).change for each in around]
-        near, far = around[0], around[-1]
-        if near is far:  # assume a change proportional to the distance, and a constant error
-            change, error = changes[0] * horizon / far.horizon, far.error
-        else:
-            share = (horizon - near.horizon) / (far.horizon - near.horizon)
-            change = changes[0] + share * (changes[1] - changes[0])
-            error = math.hypot(math.sqrt(1.0 - share) * near.error, math.sqrt(share) * far.error)
-        return LossForecast(
-            reading.level + change * reading.unit, error * reading.unit, reading.level
-        )
-
-    def consulted(self, each: HorizonModel) -> bool:
-        """Return whether the forecasts of this horizon are used."""
-        return each.scored >= self.config.least and each.skill > 0.0
-
-    def catch_up(self) -> None:
-        """Encode the waiting samples. For each sample, score due forecasts and make new ones."""
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
-        for each in self.models:
-            if each.ridge.samples:
-                each.ridge.fit()
-        encoded = self._encoded([reading.update for reading in waiting])
-        for reading, features in zip(waiting, encoded, strict=True):
-            for each in self.models:
-                self._settle(each, reading.update)
-                each.waiting.append(self._expect(each, reading, features))
-
-    def _around(self, horizon: int) -> list[HorizonModel]:
-        """Return the model of `horizon`, or the models of the next shorter and longer horizons.
-
-        If `horizon` is below the shortest horizon, return only the shortest horizon's model. If it
-        is beyond the longest horizon, return an empty list.
-        """
-        for each in self.models:
-            if horizon == each.horizon or horizon < self.models[0].horizon:
-                return [each]
-        for low, high in pairwise(self.models):
-            if low.horizon < horizon < high.horizon:
-                return [low, high]
-        return []
-
-    def _now(self) -> LossReading:
-        x, level, unit = math.log(self.learned + OFFSET), self.level.now, self.level.unit
-        curves = tuple((curve.slope / unit, (curve.at(x) - level) / unit) for curve in self.curves)
-        return LossReading(self.seen, self.learned, level, unit, curves)
-
-    def _expect(self, each: HorizonModel, reading: LossReading, features: torch.Tensor) -> Expected:
-        coming = learning(self.factor, reading.update, each.horizon)
-        travel = math.log1p(coming / (reading.learned + OFFSET))
-        turn = self.factor(reading.update + each.horizon) - self.factor(reading.update)
-        return each.expect(reading, features, travel, turn)
-
-    def _settle(self, each: HorizonModel, update: int) -> None:
-        """Score the forecasts whose targets are known at `update`, and learn from them."""
-        while each.waiting and each.waiting[0].update + each.horizon + self.config.around <= update:
-            expected = each.waiting.pop(0)
-            centre = expected.update + each.horizon
-            came = self._between(centre - self.config.around - 1, centre + self.config.around)
-            if came and all(map(usable, came)):
-                each.settle(expected, math.fsum(came) / len(came))
-
-    def _between(self, first: int, last: int) -> Sequence[float]:
-        """Return the losses of updates `first + 1` to `last`."""
-        oldest = self.seen - len(self.losses)
-        return self.losses[max(0, first - oldest) : max(0, last - oldest)]
-
-    def _encoded(self, updates: Sequence[int]) -> torch.Tensor:
-        """Return one row of features for each of `updates`: float64 `[len(updates), 64]`."""
-        runs = len(updates)
-        losses = torch.zeros(runs, LOSSES, dtype=torch.float64, device="cpu")
-        counts = torch.zeros(runs, dtype=torch.int64, device="cpu")
-        extras = losses.new_zeros(runs, len(EXTRAS))
-        for row, update in enumerate(updates):
-            window = self._between(update - LOSSES, update)
-            losses[row, : len(window)] = losses.new_tensor(window)
-            counts[row] = len(window)
-            extras[row, EXTRAS.index("learning_rate_share")] = self.factor(max(0, update - 1))
-            extras[row, EXTRAS.index("progress")] = update / self.steps
-        none = torch.zeros_like(counts)
-        norms, seconds = losses.new_zeros(runs, NORMS), losses.new_zeros(runs, SECONDS)
-        encoded: torch.Tensor = encode_state(losses, counts, norms, none, seconds, none, extras)
-        return encoded
+    def _learn(self, place: int, expected: Expected, residual: float) -> None:
+        self.ridges[place].learn(expected.inputs, residual)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, without the configuration."""
-        return {
-            "seen": self.seen,
-            "learned": self.learned,
-            "losses": list(self.losses),
-            "level": attrs.asdict(self.level),
-            "curves": [attrs.asdict(curve) for curve in self.curves],
-            "waiting": [attrs.asdict(reading) for reading in self._waiting],
-            "outlooks": [each.state_dict() for each in self.models],
-        }
+        state = super().state_dict()
+        for each, ridge in zip(state["outlooks"], self.ridges, strict=True):
+            each["ridge"] = ridge.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
-        self.seen, self.learned = state["seen"], state["learned"]
-        self.losses = list(state["losses"])
-        self.level = LossLevel(**state["level"])
-        self.curves = [LossCurve(**curve) for curve in state["curves"]]
-        self._waiting = [LossReading(**reading) for reading in state["waiting"]]
-        for each, saved in zip(self.models, state["outlooks"], strict=True):
-            each.load_state_dict(saved)
+        super().load_state_dict(state)
+        for ridge, saved in zip(self.ridges, state["outlooks"], strict=True):
+            ridge.load_state_dict(saved["ridge"])
+
+
+def ridge_of(horizon: int, every: int, penalty: float, power: float) -> Ridge:
+    """Return an untrained regression for one horizon.
+
+    There is one sample per `every` updates. The targets of neighbouring samples overlap, so
+    `horizon / every` samples have about as much information as one independent sample. Therefore
+    the penalties are multiplied by `horizon / every`.
+    """
+    alike, curves = max(1.0, horizon / every), len(PRIOR)
+    penalties = torch.full((1 + INPUTS,), penalty * alike, dtype=torch.float64, device="cpu")
+    penalties[1 : 1 + curves] /= LOOSER
+    return Ridge(penalties, curves, power)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide import ConfigError, DataError, Outcome, Plugin, hookimpl
+from neaptide_toolkit.ranks.splitting import rows, split
 from neaptide_toolkit.saved_form import counter
 
 from .config import GradientAccumulationConfig
 from .rate import scaled_rate
-from .split import rows, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable

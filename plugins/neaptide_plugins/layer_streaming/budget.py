@@ -46,6 +46,8 @@ def plan(
     settings: StreamingSettings,
     *,
     adopted: bool,
+    in_place: bool,
+    staged: bool,
 ) -> StreamingPlan:
     """Return the memory that streaming will allocate.
 
@@ -55,6 +57,8 @@ def plan(
         optimizer: the optimizer of the model; its state streams, too.
         settings: how to stream.
         adopted: whether the size of the optimizer's state is known before the first step.
+        in_place: whether the device computes with the state where it is.
+        staged: whether gradients are copied between the device and the host.
     """
     owned = owned_parameters(named, outside)
     weights = [BufferLayout.of(own).bytes for own in owned]
@@ -79,11 +83,12 @@ def plan(
     device = {"slots": settings.max_active_layers * largest + kept}
     if not settings.in_backward:
         host["gradients"] = sum(trained)
-        device["staged gradients"] = 2 * max(trained, default=0)
+        if staged:
+            device["staged gradients"] = 2 * max(trained, default=0)
     else:
         device["one block's gradients"] = max(trained, default=0)
     host["optimizer state"] = sum(states)
-    if settings.on_device:
+    if settings.on_device and not in_place:
         device["optimizer slots"] = settings.optimizer_slots * max(states, default=0)
     return StreamingPlan(_nonzero(host), _nonzero(device), sum(weights) + sum(states))
 

@@ -11,6 +11,7 @@ from neaptide_toolkit.machine.pretended import kind_of
 from .budget import plan, shortage
 from .settings import StreamingSettings
 from .tiers.disk import MOVABLE, least, opened, ram_for_homes
+from .tiers.homes import is_the_device
 from .updates.stepping import adoptable
 from .weights.blocks import parameters_outside
 
@@ -69,7 +70,8 @@ def chosen(
         prefetch_distance=config.prefetch_distance,
         resident=0 if config.resident == "auto" else config.resident,
         mode=config.mode,
-        inputs_on_host=config.inputs == "host",
+        inputs_on_host=config.inputs != "device",
+        inputs_on_disk=config.inputs == "disk",
         micro_batches=config.micro_batches,
         on_device=bool(needing) or fast,
         optimizer_slots=config.optimizer_slots,
@@ -95,7 +97,15 @@ def room_for(
     """
     outside = parameters_outside(model, [block for _, block in blocks])
     adopted = adoptable(optimizer) is None
-    needed = plan(blocks, outside, optimizer, settings, adopted=adopted)
+    needed = plan(
+        blocks,
+        outside,
+        optimizer,
+        settings,
+        adopted=adopted,
+        in_place=is_the_device(device, on_disk=config.tier == "disk"),
+        staged=not is_the_device(device, on_disk=False),
+    )
     host, on_device = dict(needed.host), needed.device
     if device.type == "cpu":
         host |= on_device

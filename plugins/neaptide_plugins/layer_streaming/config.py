@@ -54,8 +54,10 @@ class LayerStreamingConfig:
         help="number of pieces into which each block splits the batch; the weights are fetched "
         "once for all pieces",
     )
-    inputs: Literal["device", "host"] = field(
-        "device", help="where a block's inputs are stored until its backward"
+    inputs: Literal["device", "host", "disk"] = field(
+        "device",
+        help="where a block's inputs are stored until its backward: `device`, `host`, or, with "
+        "the tier `disk`, `disk` for what does not fit in `ram_gib`",
     )
     optimizer_on: Literal["auto", "device", "cpu"] = field(
         "auto",
@@ -67,7 +69,7 @@ class LayerStreamingConfig:
         2,
         validator=ge(1),
         help="number of blocks whose optimizer state is on the device at once; 1 needs half the "
-        "memory of 2, but the next block's state is not copied in advance",
+        "memory of 2, but the next block's state is not copied in advance; a CPU needs no copy",
     )
     update: Literal["after_backward", "in_backward"] = field(
         "after_backward",
@@ -151,8 +153,11 @@ class LayerStreamingConfig:
 
     @inputs.validator
     def _are_kept(self, attribute: attrs.Attribute[str], value: str) -> None:
-        if value == "host" and self.mode == "graph":
+        if value != "device" and self.mode == "graph":
             msg = f"{attribute.name!r} must be 'device' with mode = 'graph' (got {value!r})"
+            raise ValueError(msg)
+        if value == "disk" and self.tier != "disk":
+            msg = f"{attribute.name!r} must be 'device' or 'host' without tier = 'disk'"
             raise ValueError(msg)
 
     @update.validator
@@ -222,5 +227,6 @@ SPEC = PluginSpec(
             },
         )
     ),
+    converts={"deepspeed": "neaptide_plugins.layer_streaming.deepspeed:convert"},
     numerics="exact",
 )

@@ -19,6 +19,8 @@ class StreamingSettings:
     resident: int = 0
     mode: Literal["recompute", "graph"] = "recompute"
     inputs_on_host: bool = False
+    inputs_on_disk: bool = False
+    """True if `inputs_on_host` may be on the disk, where RAM has no room for them."""
     micro_batches: int = 1
     on_device: bool = False
     """True if the optimizer steps on the device."""

@@ -51,9 +51,8 @@ class Streaming:
         homes: allocates what stays on the host; by default pinned RAM.
         weights: path of safetensors files with the weights, see `Shards.open`; None if the model
             already has its weights.
-        listener: called for each copy on a CPU, so that a timeline can show the copy.
-        lanes: `lanes(device, name)` returns a lane (a queue of copies); by default the lane is a
-            CUDA stream or, on a CPU, a thread.
+        listener: called for each copy on a CPU, for a timeline.
+        lanes: `lanes(device, name)` returns a lane (a queue of copies); by default `lane_for`.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Streaming:
         listener: Listener | None = None,
         lanes: Callable[[torch.device, str], Lane] | None = None,
     ) -> None:
-        self.settings, self.optimizer = settings, optimizer
+        self.settings, self.optimizer, self._whole = settings, optimizer, False
         self.homes = homes or Homes(device, pin=True, disk=None)
         with MappedTensors() as mapped:
             fill = mapped.copy if weights is None else FromFiles(model, weights)
@@ -77,10 +76,10 @@ class Streaming:
             mapped.own(tensors_outside(model, self.blocks))
         place_rest(model, self.blocks, device, fill)
         waits = bool(self.homes.files)
-        make = lanes or partial(lane_for, listener=listener, waits=waits)
+        largest = max((block.layout.bytes for block in self.blocks), default=0)
+        make = lanes or partial(lane_for, listener=listener, waits=waits, largest=largest)
         self._lanes = [make(device, name) for name in ("to device", "to host")]
         self._outside = partial(tensors_outside, model, self.blocks)
-        self._whole = False
         self._hooked: dict[nn.Parameter, RemovableHandle] = {}
         self._patches: list[Patch] = []
         self._newest: list[RemovableHandle] = []
@@ -133,9 +132,9 @@ class Streaming:
                 check_finite=settings.check_finite,
             )
         self.gradients = Gradients(self.blocks, device, outwards, homes.in_ram, self.applying)
-        self.inputs: Inputs | None = None
-        if settings.inputs_on_host:
-            self.inputs = Inputs(device, inwards, outwards, homes.in_ram)
+        left = settings.inputs_on_host
+        allocate = homes.allocate if settings.inputs_on_disk else homes.in_ram
+        self.inputs = Inputs(device, inwards, outwards, allocate) if left else None
         self.units: list[Recomputed | Preserved] = []
         for block in self.blocks:
             patch = Patch(block.module)
@@ -183,6 +182,7 @@ class Streaming:
     def _step_blocks(self, *, followed: bool) -> Callable[[], None]:
         """Update the blocks, and hide their gradients until the returned function is called."""
         if not self.settings.in_backward:
+            self.gradients.host.begin_update()
             for block, following in zip(self.blocks, [*self.blocks[1:], None], strict=True):
                 self._step(block, following)
         streamed = [parameter for block in self.blocks for parameter in block.parameters]
@@ -200,15 +200,17 @@ class Streaming:
         return back
 
     def _step(self, block: Block, following: Block | None) -> None:
-        updates = self.updates
+        updates, host = self.updates, self.gradients.host
         assert updates is not None, "called for updates on the device only"
-        if following is not None:
-            updates.prefetch_next(following)
-        if all(parameter.grad is None for parameter in block.parameters):
+        if not block.has_gradient:
             return
-        gradients = self.gradients.host.fetched(block)
+        updates.prefetch(block)
+        host.prefetch(block)
+        if following is not None and following.has_gradient:
+            updates.prefetch_next(following)
+            host.prefetch(following)
         with self.residency.use(block, "update"):
-            updates.step(block, gradients)
+            updates.step(block, host.fetched(block))
 
     def stay(self, *, whole: bool) -> None:
         """Keep all blocks on the device if `whole`, else only the blocks in `resident`.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KINDS = ("muon", "adamw")
+NORMS = ("auto", "schatten", "frobenius")
 NS_DTYPES = ("auto", "float32", "bfloat16")
 SCALES = ("match_rms_adamw", "original")
 _MATRIX = 2
@@ -27,6 +28,7 @@ def out_of_range(group: Mapping[str, Any]) -> dict[str, bool]:
         "momentum": not 0.0 <= group["momentum"] < 1.0,
         "ns_steps": group["ns_steps"] < 1,
         "polynomial": group["polynomial"] not in POLYNOMIALS,
+        "norm": group["norm"] not in NORMS,
         "ns_dtype": group["ns_dtype"] not in NS_DTYPES,
         "scale": group["scale"] not in SCALES,
         "split": not group["split"] or min(group["split"]) < 1,

@@ -54,7 +54,7 @@ class MuonOptions:
         default=True, help="Nesterov momentum: apply the gradient to the momentum once more"
     )
     ns_steps: int = field(
-        4, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
+        3, validator=and_(ge(1), le(20)), help="Newton-Schulz steps that orthogonalise an update"
     )
     polynomial: Literal["polar-express", "jordan"] = field(
         "polar-express",
@@ -62,10 +62,17 @@ class MuonOptions:
         help="coefficients of the steps: the best ones for their number, or those of "
         "`torch.optim.Muon`, which takes five steps",
     )
+    norm: Literal["auto", "schatten", "frobenius"] = field(
+        "auto",
+        validator=in_(("auto", "schatten", "frobenius")),
+        help="what a matrix is divided by before the steps: the norm of Schatten with exponent 8 "
+        "is nearer to the largest singular value; `auto` is that of Frobenius with `jordan`",
+    )
     ns_dtype: Literal["auto", "float32", "bfloat16"] = field(
         "auto",
         validator=in_(("auto", "float32", "bfloat16")),
-        help="dtype of the Newton-Schulz steps; `auto` is bfloat16 on a GPU, else float32",
+        help="dtype of the Newton-Schulz steps; `auto` is bfloat16 on a GPU, and for matrices of "
+        "at least 96 rows and columns on a CPU with instructions for it, else float32",
     )
     scale: Literal["match_rms_adamw", "original"] = field(
         "match_rms_adamw",

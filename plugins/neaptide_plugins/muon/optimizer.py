@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.adamw import adamw
 
 from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
+from neaptide_toolkit.tensors import laid_out_as
 
 from .checks import check_matrices, out_of_range
-from .matrices import Piece, batches, rows_of
+from .matrices import batches
 from .polynomials import coefficients
 from .together import orthogonalised_together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.optim.optimizer import ParamsT
 
+    from .matrices import Alike
+
 _MOMENTUM, _FIRST, _SECOND = "momentum_buffer", "exp_avg", "exp_avg_sq"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NORMS = {"polar-express": "schatten", "jordan": "frobenius"}
+"""By polynomial, the norm that `"auto"` is."""
 
 
 class Muon(ForeachOptimizer):
@@ -42,7 +46,10 @@ class Muon(ForeachOptimizer):
             `m`.
         ns_steps: number of Newton-Schulz steps.
         polynomial: `"polar-express"`, or `"jordan"`, which with five steps is `torch.optim.Muon`.
-        ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, else float32.
+        norm: what a matrix is divided by before the steps, see `orthogonalised`: `"frobenius"`,
+            `"schatten"`, or `"auto"`: that of Schatten with Polar Express, else that of Frobenius.
+        ns_dtype: `"float32"`, `"bfloat16"`, or `"auto"`: bfloat16 on a GPU, and for matrices of at
+            least 96 rows and columns on a CPU with instructions for it, else float32.
         scale: name of the factor that multiplies a matrix's update. `"match_rms_adamw"` is
             0.2 * sqrt(max(rows, columns)). `"original"` is sqrt(max(1, rows / columns)).
         split: how to divide a weight's rows into matrices: the relative numbers of rows.
@@ -71,8 +78,9 @@ class Muon(ForeachOptimizer):
         kind: str = "muon",
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 4,
+        ns_steps: int = 3,
         polynomial: str = "polar-express",
+        norm: str = "auto",
         ns_dtype: str = "auto",
         scale: str = "match_rms_adamw",
         split: Sequence[int] = (1,),
@@ -92,6 +100,7 @@ class Muon(ForeachOptimizer):
                 "nesterov": nesterov,
                 "ns_steps": ns_steps,
                 "polynomial": polynomial,
+                "norm": norm,
                 "ns_dtype": ns_dtype,
                 "scale": scale,
                 "split": tuple(split),
@@ -121,15 +130,17 @@ class Muon(ForeachOptimizer):
         if group["kind"] != "muon":
             _adamw(params, grads, state, group)
             return
-        momenta = state[_MOMENTUM]
+        momenta, lr = state[_MOMENTUM], float(group["lr"])
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         if group["weight_decay"]:
-            torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
-        matrices = zip(params, grads, momenta, strict=True)
-        for batch in batches(piece for each in matrices for piece in _pieces(*each, group)):
-            updates = orthogonalised_together([piece.lying() for piece in batch], batch[0].steps)
-            for piece, update in zip(batch, updates, strict=True):
-                piece.apply(update)
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        for batch in _batches(params, group):
+            weights, ahead = ([cut.of(each) for cut in batch.cuts] for each in (params, momenta))
+            if group["nesterov"]:
+                gradients = [cut.of(grads) for cut in batch.cuts]
+                ahead = [*torch._foreach_lerp(gradients, ahead, group["momentum"])]  # noqa: SLF001 - as torch.optim
+            updates = _updates(batch, ahead, group)
+            torch._foreach_add_(weights, updates, alpha=-(lr * batch.factor))
 
     def out_of_range(self, group: Mapping[str, Any]) -> dict[str, bool]:
         """Return for each option whether its value is out of range."""
@@ -148,13 +159,16 @@ def _adamw(
 ) -> None:
     on_cpu = params[0].is_cpu
     beta1, beta2 = group["betas"]
+    first = state[_FIRST]
+    changed = params, state[_SECOND]
+    weights, second = ([*map(laid_out_as, first, each)] for each in changed)
     adamw(
-        params,
-        grads,
-        state[_FIRST],
-        state[_SECOND],
+        weights,
+        [*map(laid_out_as, first, grads)],
+        first,
+        second,
         [],
-        [count - 1 for count in state[STEP]],  # torch's function adds 1
+        [*torch._foreach_sub(state[STEP], 1)],  # noqa: SLF001 - the function adds 1
         # On a GPU, the fused version needs the step counts on the GPU.
         fused=on_cpu,
         foreach=not on_cpu,
@@ -166,31 +180,32 @@ def _adamw(
         eps=group["eps"],
         maximize=False,
     )
+    for tensors, laid in zip(changed, (weights, second), strict=True):
+        for tensor, value in zip(tensors, laid, strict=True):
+            if value is not tensor:
+                tensor.copy_(value)
 
 
-def _pieces(
-    param: torch.Tensor, grad: torch.Tensor, buffer: torch.Tensor, group: dict[str, Any]
-) -> Iterator[Piece]:
-    dtype = _DTYPES.get(group["ns_dtype"])
-    if dtype is None:
-        dtype = torch.float32 if param.is_cpu else torch.bfloat16
+def _batches(params: Sequence[torch.Tensor], group: Mapping[str, Any]) -> tuple[Alike, ...]:
+    return batches(
+        tuple(param.shape for param in params),
+        split=tuple(group["split"]),
+        stacked=bool(group["stacked"]),
+        scale=group["scale"],
+        dtype=_DTYPES.get(group["ns_dtype"]),
+        is_cpu=params[0].is_cpu,
+    )
+
+
+def _updates(
+    batch: Alike, ahead: Sequence[torch.Tensor], group: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Return the orthogonalised matrices of a batch, of their shapes."""
+    cuts = batch.cuts
+    lying = [cut.lying(each, batch.dtype) for cut, each in zip(cuts, ahead, strict=True)]
     steps = coefficients(group["polynomial"], group["ns_steps"])
-    tensors = (param, grad, buffer)
-    stacks = zip(*(_matrices(each, group) for each in tensors), strict=True)
-    for weight, gradient, momentum in stacks:
-        lr = float(group["lr"]) * _factor(group["scale"], weight)
-        ahead = group["momentum"] if group["nesterov"] else 1.0
-        yield Piece(weight, gradient, momentum, ahead, lr, steps, dtype)
-
-
-def _matrices(tensor: torch.Tensor, group: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield views of the matrices in a parameter, or in its gradient or momentum."""
-    for matrix in tensor.unbind(0) if group["stacked"] else (tensor,):
-        yield from torch.split(matrix, rows_of(matrix.shape[0], group["split"]))
-
-
-def _factor(scale: str, weight: torch.Tensor) -> float:
-    rows, columns = weight.shape[0], weight[0].numel()
-    if scale == "original":
-        return math.sqrt(max(1, rows / columns))
-    return 0.2 * math.sqrt(max(rows, columns))
+    norm = group["norm"]
+    if norm == "auto":
+        norm = _NORMS[group["polynomial"]]
+    found = orthogonalised_together(lying, steps, norm)
+    return [cut.turned(*each) for cut, *each in zip(cuts, found, ahead, strict=True)]

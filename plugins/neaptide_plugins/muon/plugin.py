@@ -51,6 +51,7 @@ class MuonPlugin(OptimizerPlugin):
             nesterov=options.nesterov,
             ns_steps=options.ns_steps,
             polynomial=options.polynomial,
+            norm=options.norm,
             ns_dtype=options.ns_dtype,
             scale=options.scale,
             weight_decay=options.weight_decay,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neaptide_toolkit.offload import Copies, Ticket, lane_for
-from neaptide_toolkit.offload.lanes import StreamLane, ThreadLane
+from neaptide_toolkit.offload import Copies, StreamLane, ThreadLane, Ticket, lane_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from torch.autograd import forward_ad
 from torch.nn import functional
 
 from neaptide.text import one_line
+from neaptide_toolkit.recompute import other_derivative
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -142,8 +142,7 @@ def _is_product(x: Any, weight: Any, bias: Any) -> bool:
         and (bias is None or (isinstance(bias, torch.Tensor) and bias.ndim == 1))
         and not x.is_nested
         and not torch.compiler.is_compiling()
-        and forward_ad._current_level < 0  # noqa: SLF001 - there is no other way to ask
-        and not torch._C._are_functorch_transforms_active()  # noqa: SLF001 - there is no other way to ask
+        and not other_derivative()
     )
 
 

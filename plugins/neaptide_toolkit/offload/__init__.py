@@ -13,23 +13,14 @@ from .evicted import (
     places,
     rebind,
 )
+from .host_lanes import DirectLane, ThreadLane
 from .host_memory import PIECE, Slab, lies_in_slab, slab_bytes
-from .lanes import (
-    DONE,
-    Copies,
-    Lane,
-    Listener,
-    StreamLane,
-    ThreadLane,
-    Ticket,
-    computed,
-    current,
-    lane_for,
-)
+from .lanes import Copies, Lane, StreamLane, computed, current, lane_for
 from .layout import BufferLayout, Place
 from .lending import evictable_state, evictable_weights, lent_entry
 from .pages import mapped_slabs
 from .storages import as_bytes, evictable, tensors_in, users
+from .tickets import DONE, Listener, Ticket
 
 __all__ = [
     "ALIGNMENT",
@@ -37,6 +28,7 @@ __all__ = [
     "PIECE",
     "BufferLayout",
     "Copies",
+    "DirectLane",
     "Evictions",
     "InRam",
     "Lane",

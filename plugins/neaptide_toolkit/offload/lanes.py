@@ -1,16 +1,14 @@
 """Lanes: queues of copies that run in parallel with the computation.
 
-A lane is a stream of the device or, for CPU tensors, a thread. `submit` returns a ticket, the
-handle of the submitted copy. Later computation and copies can wait for the ticket on the device.
-The host waits only if it must read the data. Callers use the same code for a device and for the
-CPU.
+A lane is a stream of the device or, for CPU tensors, a thread or the caller itself. `submit`
+returns a ticket, the handle of the submitted copy. Later computation and copies can wait for the
+ticket on the device. The host waits only if it must read the data. Callers use the same code for a
+device and for the CPU.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import os
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,24 +19,14 @@ from neaptide.devices import api_of, has_streams
 from neaptide.text import called
 from neaptide_toolkit.machine.devices import lacks
 
+from .host_lanes import DirectLane, ThreadLane
+from .tickets import DONE
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from concurrent.futures import Future
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-Listener = Callable[[str, str, float, float], None]
-"""`listener(lane, what, start, end)`; `start` and `end` are values of `time.perf_counter`, in
-seconds."""
-
-
-class Ticket(Protocol):
-    """A handle of submitted work."""
-
-    def wait(self) -> None:
-        """Make all computation issued after this call wait until the ticket's work is done."""
-
-    def finish(self) -> None:
-        """Block the host until the ticket's work is done; raise the work's error, if any."""
+    from .tickets import Listener, Ticket
 
 
 class Copies(Protocol):
@@ -58,95 +46,6 @@ class Lane(Copies, Protocol):
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Prevent reuse of a tensor's memory until the work submitted so far is done."""
-
-
-class Done:
-    """A ticket of finished work."""
-
-    def __repr__(self) -> str:
-        return called(self)
-
-    def wait(self) -> None:
-        """Return at once."""
-
-    def finish(self) -> None:
-        """Return at once."""
-
-
-DONE = Done()
-
-
-class _Submitted:
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
-        self.awaited = False
-
-    def wait(self) -> None:
-        self.finish()
-
-    def finish(self) -> None:
-        self.awaited = True
-        self._future.result()
-
-
-class ThreadLane:
-    """A lane on the host: one thread runs the copies in the order of their submission.
-
-    Args:
-        name: of the thread.
-        listener: called after each copy.
-        device: copies to and from this device are made on a stream, for which the thread waits;
-            None if all tensors are on the CPU.
-    """
-
-    def __init__(
-        self, name: str, listener: Listener | None = None, device: torch.device | None = None
-    ) -> None:
-        self._name, self._listener = name, listener
-        self._stream = None if device is None else api_of(device).Stream(device)
-        self._device = device
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"neaptide-{name}")
-        self._last: _Submitted | None = None
-
-    def __repr__(self) -> str:
-        return called(self, repr(self._name))
-
-    def submit(
-        self, what: str, work: Callable[[], None], after: Iterable[Ticket | None] = ()
-    ) -> Ticket:
-        """Queue `work`; see `Lane.submit`."""
-        tickets = [ticket for ticket in after if ticket is not None]
-        # `work` is removed from the list, so its memory is freed before the ticket is done.
-        waiting = [work]
-
-        def run() -> None:
-            for ticket in tickets:
-                ticket.finish()
-            start = time.perf_counter()
-            with torch.no_grad():
-                self._run(waiting.pop())
-            if self._listener is not None:
-                self._listener(self._name, what, start, time.perf_counter())
-
-        self._last = _Submitted(self._pool.submit(run))
-        return self._last
-
-    def _run(self, work: Callable[[], None]) -> None:
-        if self._device is None or self._stream is None:
-            work()
-            return
-        with api_of(self._device).stream(self._stream):
-            work()
-        self._stream.synchronize()
-
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Do nothing: queued work holds references to its tensors."""
-
-    def close(self) -> None:
-        """Wait for the queue. Raises the error of the last work if nobody has waited for it."""
-        self._pool.shutdown()
-        if self._last is not None and not self._last.awaited:
-            self._last.finish()
 
 
 class _Recorded:
@@ -207,22 +106,42 @@ def lanes_by(make: Callable[[str], Lane]) -> Iterator[None]:
         _other.reset(token)
 
 
+_DIRECT = 4 << 20
+"""A copy of at most so many bytes takes little longer than to hand it to a thread."""
+
+
 def lane_for(
-    device: torch.device, name: str, listener: Listener | None = None, *, waits: bool = False
+    device: torch.device,
+    name: str,
+    listener: Listener | None = None,
+    *,
+    waits: bool = False,
+    largest: int | None = None,
 ) -> Lane:
     """Return a lane for copies to or from `device`; raise ValueError for one without streams.
 
     With `waits`, the host has to wait during the copies, as for a disk: they run on a thread.
+    `largest` is the size of the largest copy in bytes, if it is known. Between tensors on the CPU,
+    a thread copies only if it has a core of its own and the copies are large.
     """
     other = _other.get()
     if other is not None:
         return other(name)
     if device.type == "cpu":
-        return ThreadLane(name, listener)
+        small = largest is not None and largest <= _DIRECT
+        direct = not waits and (small or torch.get_num_threads() >= _cores())
+        return DirectLane(name, listener) if direct else ThreadLane(name, listener)
     reason = lacks(device, "streams")
     if reason is not None:
         raise ValueError(reason)
     return ThreadLane(name, listener, device) if waits else StreamLane(device)
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

@@ -153,11 +153,13 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
             pairs = [(param, param.grad) for param in group["params"] if param.grad is not None]
             for _, grad in pairs:
                 self._check_gradient(grad)
-            for param, _ in pairs:
-                if not self.state[param]:
-                    self.state[param].update(self.new_state(param, group))
-                if STEP in self.state[param]:
-                    self.state[param][STEP] += 1
+            states = [self.state[param] for param, _ in pairs]
+            for (param, _), state in zip(pairs, states, strict=True):
+                if not state:
+                    state.update(self.new_state(param, group))
+            counts = [state[STEP] for state in states if STEP in state]
+            if counts:
+                torch._foreach_add_(counts, 1)
             for batch in self._batches(pairs):
                 self._update(batch, group, places)
         return loss
@@ -217,7 +219,10 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
             yield batch
 
     def _check(self, group: dict[str, Any], place: int) -> None:
-        name = type(self).__name__
+        name, lr = type(self).__name__, group.get("lr")
+        if isinstance(lr, torch.Tensor) and lr.numel() != 1:
+            msg = f"{name}: Tensor lr must be 1-element (got {list(lr.shape)})"
+            raise ValueError(msg)
         wrong = {"rounding": group["rounding"] not in ROUNDINGS, "seed": group["seed"] < 0}
         for option, is_wrong in (self.out_of_range(group) | wrong).items():
             if is_wrong:

@@ -15,9 +15,10 @@ from .arguments import (
 )
 from .blocks import find_blocks
 from .call_context import Buffers, BuffersBefore, CallContext, in_autocast
+from .parts import parts_of
 from .patch import Patch, eager
 from .torchs_checkpoint import in_torchs_checkpoint
-from .transforms import check_no_transform
+from .transforms import check_no_transform, other_derivative
 
 __all__ = [
     "Arguments",
@@ -35,6 +36,8 @@ __all__ = [
     "find_blocks",
     "in_autocast",
     "in_torchs_checkpoint",
+    "other_derivative",
+    "parts_of",
     "record",
 ]
 

@@ -12,6 +12,8 @@ from neaptide.devices import api_in_use
 from neaptide.errors import ModelError
 from neaptide.text import one_line
 
+from .parts import parts_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,8 +50,9 @@ class Buffers:
         entries = []
         parameters: list[tuple[nn.Module, str, torch.Tensor | None]] = []
         training: list[tuple[nn.Module, bool]] = []
-        for owner in self.module.modules():
-            parameters += [(owner, name, one) for name, one in owner._parameters.items()]
+        for owner in parts_of(self.module):
+            if owner._parameters:
+                parameters += [(owner, name, one) for name, one in owner._parameters.items()]
             training.append((owner, owner.training))
             for name, live in owner._buffers.items():
                 if live is not None:
@@ -152,10 +155,6 @@ class CallContext:
     @classmethod
     def now(cls, buffers: BuffersBefore) -> CallContext:
         """Record the current state."""
-        api, on_device = api_in_use(), None
-        if api is not None:
-            index = torch.accelerator.current_device_index()
-            on_device = (index, api.get_rng_state(index))
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
         autocast = tuple(
@@ -163,7 +162,8 @@ class CallContext:
             for kind in kinds
         )
         caches = torch.is_autocast_cache_enabled()
-        return cls(buffers, torch.get_rng_state(), on_device, autocast, caches, in_autocast())
+        numbers = torch.get_rng_state(), _device_random()
+        return cls(buffers, *numbers, autocast, caches, in_autocast())
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -189,12 +189,12 @@ class CallContext:
 
     def random_moved(self) -> bool:
         """Return whether random numbers have been drawn since the state was recorded."""
-        now = CallContext.now(self.buffers)
-        if not torch.equal(now.cpu_random, self.cpu_random):
+        if not torch.equal(torch.get_rng_state(), self.cpu_random):
             return True
-        if now.device_random is None or self.device_random is None:
-            return now.device_random is not self.device_random
-        return not torch.equal(now.device_random[1], self.device_random[1])
+        on_device = _device_random()
+        if on_device is None or self.device_random is None:
+            return on_device is not self.device_random
+        return not torch.equal(on_device[1], self.device_random[1])
 
     def set_random(self) -> None:
         """Restore the random state."""
@@ -202,3 +202,12 @@ class CallContext:
         if self.device_random is not None:
             index, state = self.device_random
             api_in_use().set_rng_state(state, index)
+
+
+def _device_random() -> tuple[int, torch.Tensor] | None:
+    """Return the index and the random state of the current device, if a device is in use."""
+    api = api_in_use()
+    if api is None:
+        return None
+    index = torch.accelerator.current_device_index()
+    return index, api.get_rng_state(index)

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import torch
-from torch import nn
 
 from neaptide.errors import suggest
 from neaptide.hooks.registry import installed_plugins
@@ -18,6 +16,7 @@ from .estimates import estimate_is_allocated, estimate_is_measured
 from .failures import Attempt, require, told_as
 from .hostile_store import HOSTILE_STORE
 from .manifests import config_round_trips, manifest_is_light
+from .parting import partings
 from .races import no_races
 from .rollbacks import rollback_is_forgotten
 from .subject import STEPS, Subject
@@ -25,6 +24,9 @@ from .tiny import STEADY_PREDICTOR, tiny_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    import torch
+    from torch import nn
 
 SAVE_AFTER = (3, 13, 22)
 
@@ -148,23 +150,22 @@ def numerics_are_as_declared(subject: Subject) -> None:
         f"train {STEPS} steps with the plugin, and compare the weights with those without it"
     )
     own = _run(subject, coupled=coupled)
+    rtol = 0.0 if spec.numerics == "exact" else spec.rtol
     _require_same_names(plain, own)
-    for name, weight in plain.weights.items():
-        if spec.numerics == "exact" or not weight.is_floating_point():
+    for parting in partings(plain.weights, own.weights, rtol=rtol):
+        if spec.numerics == "exact" or parting.gap is None:
             require(
-                torch.equal(weight, own.weights[name]),
-                f"{name} differs, and {spec.numerics!r} is declared",
-                "do not change weights, gradients or random state, or declare the effect: "
+                holds=False,
+                came=f"{parting}, and {spec.numerics!r} is declared",
+                change="do not change weights, gradients or random state, or declare the effect: "
                 'numerics="tolerance" with an rtol, or numerics="changes-training"',
             )
-        else:
-            gap = float((weight - own.weights[name]).abs().max() / weight.abs().max())
-            require(
-                gap <= spec.rtol,
-                f"{name} is off by {gap:.2e}, more than the declared rtol {spec.rtol:.2e}",
-                "if the difference is only rounding, declare a larger rtol; otherwise "
-                'numerics="changes-training"',
-            )
+        require(
+            holds=False,
+            came=f"{parting}, more than the declared rtol {spec.rtol:.2e}",
+            change="if the difference is only rounding, declare a larger rtol; otherwise "
+            'numerics="changes-training"',
+        )
 
 
 def works_on_loans_alone(subject: Subject) -> None:
@@ -185,12 +186,8 @@ def works_on_loans_alone(subject: Subject) -> None:
     )
     hostile = _run(subject, HOSTILE_STORE)
     _require_same_names(resident, hostile)
-    for name, weight in resident.weights.items():
-        require(
-            torch.equal(weight, hostile.weights[name]),
-            f"{name} ends with other values than with the default store",
-            loans,
-        )
+    for parting in partings(resident.weights, hostile.weights):
+        require(holds=False, came=f"{parting} in comparison with the default store", change=loans)
     require(
         resident.evaluated == hostile.evaluated,
         f"the loss {hostile.evaluated} of an evaluation, instead of {resident.evaluated}",

@@ -12,18 +12,20 @@ from .subject import STEPS, Subject
 from .tiny import tiny_task
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Callable
+
+_DEVICE = "simulated_gpu"
+"""The module of a device of its own: it is there, or it is not."""
 
 
 def no_races(subject: Subject) -> None:
     """On the simulated GPU, train, evaluate, save and load without a race; elsewhere do nothing."""
-    device = sys.modules.get("simulated_gpu")  # a device of its own: it is there, or it is not
-    if device is None:
+    if sys.modules.get(_DEVICE) is None:
         return
     subject.attempt.tries(
         f"train {STEPS} steps on the simulated GPU with an evaluation, a save and a load"
     )
-    found = _races_of(device, subject)
+    found = races_in(lambda: _run(subject))
     require(
         not found,
         "; ".join(found),
@@ -32,11 +34,15 @@ def no_races(subject: Subject) -> None:
     )
 
 
-def _races_of(device: ModuleType, subject: Subject) -> list[str]:
-    """Return the races of a run, which the device then forgets."""
+def races_in(action: Callable[[], None]) -> list[str]:
+    """Return the races of an action, which the simulated GPU then forgets; none without it."""
+    device = sys.modules.get(_DEVICE)
+    if device is None:
+        action()
+        return []
     try:
         with device.detect_races():
-            _run(subject)
+            action()
     except device.RaceError as error:
         return str(error).splitlines()
     return []

@@ -10,6 +10,7 @@ import torch
 from neaptide.api.steps import ROLLBACK, Outcome
 
 from .failures import require
+from .parting import partings
 from .tiny import tiny_task
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def rollback_is_forgotten(subject: Subject) -> None:
     expected, loss = _end(subject, factor=1.0)
     subject.attempt.tries(f"{train} enlarge the weights, {undo}")
     own, own_loss = _end(subject, factor=1.5)
-    changed = sorted(
-        name for name, weight in expected.items() if not torch.equal(weight, own[name])
-    )
+    changed = sorted(parting.name for parting in partings(expected, own))
     require(
         not changed and loss == own_loss,
         f"the runs end with other values of {changed}" if changed else "other losses of evaluation",

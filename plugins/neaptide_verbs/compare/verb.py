@@ -41,8 +41,12 @@ def compare(
         str, Parameter(help="Seeds of the reported runs, comma-separated.")
     ] = "10,11,12",
     tuning_seeds: Annotated[
-        str, Parameter(help="Seeds on which both sides are tuned; several seeds reduce chance.")
-    ] = "0",
+        str | None,
+        Parameter(
+            help="Seeds on which both sides are tuned. Default: three seeds, or one where three "
+            "cost twice as many updates."
+        ),
+    ] = None,
     baseline: Annotated[
         Literal["tuned", "as-is"],
         Parameter(help="`as-is`: sweep nothing; the baseline then does not count as tuned."),
@@ -58,6 +62,9 @@ def compare(
     jobs: Annotated[
         int, Parameter(help="Number of runs at once; 0: one for each core, or one on a GPU.")
     ] = 0,
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Only tell how many trials, and about how long.")
+    ] = False,
     quiet: Annotated[bool, Parameter(negative="", help="Print the findings only.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -71,13 +78,17 @@ def compare(
 
         neaptide compare my.toml                          # the effect of the jumps alone
         neaptide compare muon.toml --against adamw.toml   # all differences, and each part alone
+        neaptide compare my.toml --dry-run                # how many trials, and how long
         neaptide compare my.toml --seeds 10 --baseline as-is
     """
-    from .findings import findings  # noqa: PLC0415 - only this verb needs it
-    from .page import comparison_page  # noqa: PLC0415 - likewise
+    from .ahead.dry_run import dry_run as plan_of  # noqa: PLC0415 - only this verb needs it
+    from .ahead.dry_run import told  # noqa: PLC0415 - likewise
+    from .findings import findings  # noqa: PLC0415 - likewise
     from .runs import ComparisonSettings  # noqa: PLC0415 - likewise
+    from .shown.page import comparison_page  # noqa: PLC0415 - likewise
+    from .shown.sentence import sentence  # noqa: PLC0415 - likewise
+    from .shown.text import summary  # noqa: PLC0415 - likewise
     from .sides import sides_of  # noqa: PLC0415 - likewise
-    from .text import summary  # noqa: PLC0415 - likewise
 
     if jobs < 0:
         msg = f"trials at once must be 0 or more (got {jobs}) @ --jobs"
@@ -87,17 +98,21 @@ def compare(
         configured(loaded(files, preset, set_).config)[0],
         configured(loaded((against,), None, None).config)[0] if against else None,
     )
-    settings = ComparisonSettings(
-        seeds=_seeds(seeds, "--seeds"),
-        tuning_seeds=_seeds(tuning_seeds, "--tuning-seeds"),
-        sweeps=baseline == "tuned",
-    )
-    _check_apart(settings)
     # Makes `my_module:factory` importable from the current folder, like python -m.
     sys.path.insert(0, str(Path.cwd()))
+    reported = ComparisonSettings(seeds=_seeds(seeds, "--seeds"), sweeps=baseline == "tuned")
+    settings = _tuned_on(tuning_seeds, sides, reported)
     root = out or Path("runs") / f"{name}-compare"
     many, threads = _shares(sides, jobs)
+    if dry_run:
+        plan = plan_of(sides, settings, root, many, threads)
+        if json:
+            print_json(plan)
+        else:
+            print_text(told(plan))
+        return
     found = findings(_compared(sides, settings, _prepared(root), many, threads, quiet=quiet))
+    found["sentence"] = sentence(found)
     found["command"] = shlex.join(["neaptide", *sys.argv[1:]])
     found |= {"machine": machine.facts(), "jobs": many, "threads": threads}
     document = json_module.dumps(jsonable(found), indent=1)
@@ -107,7 +122,7 @@ def compare(
         print_json(found)
         return
     shown = visible(str(root), kept="")
-    print_text(f"\n{summary(found)}\n\nfindings: {shown}/compare.json")
+    print_text(f"\n{found['sentence']}\n\n{summary(found)}\n\nfindings: {shown}/compare.json")
     print_text(f"page: {shown}/compare.html")
 
 
@@ -192,6 +207,24 @@ def _seeds(text: str, where: str) -> tuple[int, ...]:
         msg = f"each seed may be given only once (got {repeated[0]} twice) @ {where}"
         raise ConfigError(msg)
     return seeds
+
+
+def _tuned_on(
+    given: str | None, sides: Sequence[Side], settings: ComparisonSettings
+) -> ComparisonSettings:
+    """Return the settings with the seeds `given` for tuning, or with the default ones."""
+    import attrs  # noqa: PLC0415 - only this verb needs it
+
+    from .ahead.rehearsal import default_tuning_seeds  # noqa: PLC0415 - likewise
+
+    if not settings.sweeps and given is None:
+        return settings
+    seeds = (
+        default_tuning_seeds(sides, settings) if given is None else _seeds(given, "--tuning-seeds")
+    )
+    found = attrs.evolve(settings, tuning_seeds=seeds)
+    _check_apart(found)
+    return found
 
 
 def _check_apart(settings: ComparisonSettings) -> None:

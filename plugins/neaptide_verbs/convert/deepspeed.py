@@ -32,9 +32,9 @@ _OF_A_LENGTH = (*_TO_A_PEAK, "warmupcosinelr")
 _NONE = "no counterpart in this version"
 _NOTES = {
     "train_micro_batch_size_per_gpu": "follows from the batch size and the number of its parts",
-    "zero_optimization": f"sharding and offload have {_NONE}",
+    "zero_optimization": f"sharding has {_NONE}",
     "zero_allow_untested_optimizer": "any optimizer of torch.optim may be named",
-    "zero_force_ds_cpu_optimizer": f"offload has {_NONE}",
+    "zero_force_ds_cpu_optimizer": "the optimizer is the same wherever its state is",
     "amp": f"Apex has {_NONE}; torch's own autocast is a plugin",
     "wall_clock_breakdown": "the seconds of each step are in steps.csv of the run directory",
     "csv_monitor": "steps.csv is always written to the run directory",

@@ -133,7 +133,7 @@ def _remarks(source: Source) -> tuple[Remark, ...]:
             continue
         carried = key in source.taken
         text = source.notes.get(key, "") if carried else _nearest(source.notes, path)
-        if value == AUTO:
+        if value == AUTO and not carried:
             text = '"auto" is filled in by the Hugging Face Trainer; write the value yourself'
         if not carried or text:
             remarks.append(Remark(dotted(path), value, carried, text or "no counterpart"))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from neaptide.config import Format
 
-INCOMPLETE = "it has no model and no data: name them in [model] and [data], or pass your own"
-
 
 def _frameworks() -> list[str]:
     from .foreign import frameworks  # noqa: PLC0415 - only completion calls it
@@ -43,7 +41,11 @@ def convert(
     ] = None,
     from_: Annotated[
         str | None,
-        Parameter(name="--from", help="Framework of the settings in SOURCE: `deepspeed`."),
+        Parameter(
+            name="--from",
+            help="Framework of the settings in SOURCE: `axolotl`, `deepspeed`, `llama-factory` or "
+            "`torchtune`.",
+        ),
         Offers(_frameworks),
     ] = None,
     json: AsJson = False,
@@ -72,7 +74,7 @@ def convert(
         table = translation.table
         configured(table)
         remarks = [attrs.asdict(remark) for remark in translation.remarks]
-        notes.append(INCOMPLETE)
+        notes += _lacking(table)
     with _naming(source, "in"):
         written = notation.dumps(table)
     if target is not None:
@@ -97,6 +99,16 @@ def convert(
         print_text(written)
     else:
         print_text(f"converted to {target}")
+
+
+def _lacking(table: Mapping[str, Any]) -> list[str]:
+    """Return a note if the settings name no model or no data."""
+    missing = [name for name in ("model", "data") if name not in table]
+    if not missing:
+        return []
+    what, where = " and no ".join(missing), " and ".join(f"[{name}]" for name in missing)
+    these = "it" if len(missing) == 1 else "them"
+    return [f"it has no {what}: name {these} in {where}, or pass your own"]
 
 
 def _check(table: Mapping[str, Any]) -> None:

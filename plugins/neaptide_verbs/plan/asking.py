@@ -11,6 +11,7 @@ import attrs
 
 from neaptide.config import dumps, unstructure
 from neaptide.errors import described
+from neaptide_toolkit.ranks.launching import alone
 
 if TYPE_CHECKING:
     from neaptide.config import RunConfig
@@ -55,6 +56,7 @@ def ask(config: RunConfig, machine: PlannedMachine) -> Answer:
             text=True,
             check=False,
             timeout=LONGEST,
+            env=alone(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Answer(problem=described(error))

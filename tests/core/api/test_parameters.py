@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import same_bits
 from torch import nn
 
 from neaptide.api.spans import Span
 from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HostileStore, tiny_task
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:

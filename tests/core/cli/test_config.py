@@ -25,6 +25,13 @@ def test_check_names_the_plugins_in_order(neaptide: Any) -> None:
     )
 
 
+def test_check_tells_a_length_in_epochs(neaptide: Any, folder: Path) -> None:
+    (folder / "epochs.toml").write_text("train.epochs = 2", encoding="utf-8")
+    assert (
+        "ok: epochs: 2, plugins in order: none\n" == neaptide("config", "check", "epochs.toml").out
+    )
+
+
 @pytest.mark.parametrize(
     "verb", [("config", "check"), ("run", "--quiet", "--set", "train.steps=20")]
 )

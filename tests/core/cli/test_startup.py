@@ -92,7 +92,10 @@ def test_help_names_every_verb(neaptide: Any, verb: str) -> None:
         (("run", "tiny.toml", "--quit"), "Unknown option: --quit. Did you mean --quiet?"),
         (
             ("plugins", "shw"),
-            'Unknown command "shw". Did you mean "show"? Available commands: list, show, new',
+            (
+                'Unknown command "shw". Did you mean "show"? '
+                "Available commands: list, show, new, check"
+            ),
         ),
         (("plugins", "show"), 'Command "plugins show" parameter NAME requires an argument'),
         (("ckpt", "list", ".", "--jsn"), "Unknown option: --jsn. Did you mean --json?"),
@@ -164,7 +167,7 @@ def test_without_metadata_a_verb_says_what_is_missing(tmp_path: Path) -> None:
     code = """
 import sys
 from neaptide import plugin
-plugin.entry_points = lambda group: ()
+plugin.entry_points = type(plugin.entry_points())
 from neaptide.cli import main
 sys.exit(main(["doctor"]))
 """

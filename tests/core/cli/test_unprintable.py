@@ -75,7 +75,10 @@ CASES = {
     "model.name=x_task:unprintable_model": (1, "error: {}"),
     "data.name=x_task:unprintable_data": (1, "error: "),
     "plugins.x-raising={}": (1, "error: {}"),
-    "plugins.x-importing={}": (2, "error: plugin 'x-importing': 'x_imported:Plugin' raised {}"),
+    "plugins.x-importing={}": (
+        2,
+        "error: plugin 'x-importing': importing 'x_imported:Plugin' raised {}",
+    ),
     "plugins.x-broken={}": (2, f"error: plugin 'x-broken' {CANNOT} 'x_imported:SPEC' raised {{}}"),
     "plugins.x-reporting={}": (0, "WARNING: plugin 'x-reporting' cannot report: {}"),
     "x-verb": (2, f"error: verb 'x-verb' {CANNOT} 'x_imported:verb' raised {{}}"),

@@ -250,7 +250,10 @@ def homes(*modules: str) -> set[str]:
 
 @pytest.mark.usefixtures("guest")
 def test_the_help_imports_where_verbs_are_and_no_more() -> None:
-    assert (homes(*TARGETS.values(), "x_guest"), False) == loaded("--help")
+    modules, torch = loaded("--help")
+    # `kernels` is several commands, which share files; these import no torch either.
+    shared = {f"neaptide_verbs.kernels.{name}" for name in ("kept_list", "loading", "roof")}
+    assert (homes(*TARGETS.values(), "x_guest"), False) == (modules - shared, torch)
 
 
 @pytest.mark.usefixtures("guest")

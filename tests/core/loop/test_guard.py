@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from support import same_bits, same_tensors, tensors_of
+from support import same_tensors, tensors_of
 from torch import nn
 
 from neaptide import Update
 from neaptide.loop.guard import Guard
 from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HostileStore
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tensors_of, tiny_trainer
+from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 from torch import nn
 
 from neaptide import Forecast, PluginError, Update, hookimpl
 from neaptide.api.phases import PREDICT
 from neaptide.loop.guard import undisturbed
 from neaptide_toolkit.testing import HOSTILE_STORE
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

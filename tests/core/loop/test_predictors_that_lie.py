@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import CYCLE, plugin_with, same_bits, same_tensors, stranger, tensors_of, tiny_trainer
+from support import CYCLE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 from torch import nn
 
 from neaptide import Forecast, Pace, Plugin, PluginError, Update, hookimpl
 from neaptide.loop.guard import Guard
 from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.testing import HOSTILE_STORE, HostileStore
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import (
-    CYCLE,
-    DEVICE,
-    plugin_with,
-    same_bits,
-    same_tensors,
-    stranger,
-    tensors_of,
-    tiny_trainer,
-)
+from support import CYCLE, DEVICE, plugin_with, same_tensors, stranger, tensors_of, tiny_trainer
 from torch import nn
 from torch.nn import functional
 
 from neaptide import DataError, DivergedError, HybridTrainer, Loss, Outcome, hookimpl
 from neaptide_toolkit.testing import tiny_task
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.testing.tiny import tiny_loss
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, same_bits
+from support import DEVICE
 from torch import nn, optim
 
 from neaptide_kernels.adamw_split import adamw_split_step
 from neaptide_kernels.adamw_split.op import scalars, values
 from neaptide_kernels.adamw_split.split_master import join, split
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

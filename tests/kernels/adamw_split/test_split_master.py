@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from neaptide_kernels.adamw_split import split_master
 from neaptide_kernels.adamw_split.split_master import join, split
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, same_bits
+from support import DEVICE
 
 from neaptide_kernels.apply_delta import apply_delta, apply_int8_delta
 from neaptide_kernels.apply_delta.op import numbers
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide_kernels.apply_delta import apply_delta
-from neaptide_kernels.apply_delta.op import numbers
+from neaptide_kernels.apply_delta import apply_delta, apply_int8_delta
+from neaptide_kernels.apply_delta.op import HOST, numbers
+from neaptide_kernels.int8 import quantize_int8
 from neaptide_kernels.registry import KERNELS
 from neaptide_toolkit.testing import check_provider
 
@@ -18,6 +19,8 @@ pytest.importorskip("numba")
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from neaptide_kernels.registry import Provider
 
 TAKEN = [torch.float32, torch.bfloat16]
 KINDS = [(weight, delta) for weight in TAKEN for delta in TAKEN]
@@ -122,25 +125,86 @@ def test_inf_nan_and_denormals_are_as_in_the_reference(
     assert bool((same | expected.isnan()).all())
 
 
+def coded(
+    provider: str,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+    group: int,
+    *,
+    sets: int = 1,
+    seed: int | None = 0,
+    threads: int = 1,
+) -> list[torch.Tensor]:
+    """Return weights after deltas given as codes were added; see `added`."""
+    shapes = [(size,) for size in sizes]
+    params = [one.to(dtype) for one in numbers(shapes, 0, CPU)]
+    pairs = [
+        quantize_int8(one, group)[:2]
+        for each in range(sets)
+        for one in numbers(shapes, 1 + each, CPU)
+    ]
+    codes, sizes_of = [one for one, _ in pairs], [one for _, one in pairs]
+    scale = torch.linspace(-1, 0.7, sets) if sets != 1 else torch.tensor(0.3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with KERNELS.using(apply_int8_delta=provider):
+            given = params, codes, sizes_of, scale, group, seed is not None, seed or 0
+            apply_int8_delta(*given)
+    finally:
+        torch.set_num_threads(before)
+    return params
+
+
+@pytest.mark.parametrize("dtype", TAKEN, ids=str)
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(
+        st.integers(0, 40) | st.sampled_from([1023, 1024, 1025, 5000]), min_size=1, max_size=3
+    ),
+    group=st.sampled_from([1, 3, 64, 1000, 1024, 1 << 40]),
+    sets=st.integers(0, 3),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+)
+def test_sums_of_codes_have_the_bits_of_the_reference(
+    dtype: torch.dtype, sizes: list[int], group: int, sets: int, seed: int | None
+) -> None:
+    expected, got = (
+        coded(provider, sizes, dtype, group, sets=sets, seed=seed)
+        for provider in ("reference", "numba")
+    )
+    assert all(map(torch.equal, expected, got))
+
+
+@pytest.mark.parametrize("group", [300, 1_500_000])
+@pytest.mark.parametrize("sets", [1, 2])
+def test_neither_threads_nor_pieces_change_a_bit_of_sums_of_codes(sets: int, group: int) -> None:
+    expected = coded("reference", [7, LONG], torch.bfloat16, group, sets=sets)
+    for threads in (1, 3):
+        got = coded("numba", [7, LONG], torch.bfloat16, group, sets=sets, threads=threads)
+        assert all(map(torch.equal, expected, got))
+
+
 def test_weights_of_several_dtypes_are_added_each_in_its_own() -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    pairs = [quantize_int8(one, 64)[:2] for one in numbers([(300,)] * 4, 1, CPU)]
+    codes, sizes = [one for one, _ in pairs], [one for _, one in pairs]
+
     def mixed(provider: str) -> list[torch.Tensor]:
         params = [
-            one.to(dtype)
-            for one, dtype in zip(
-                numbers([(300,)] * 4, 0, CPU),
-                (torch.float32, torch.bfloat16, torch.float16, torch.float64),
-                strict=True,
-            )
+            one.to(dtype) for one, dtype in zip(numbers([(300,)] * 4, 0, CPU), dtypes, strict=True)
         ]
-        with KERNELS.using(apply_delta=provider):
-            apply_delta(params, numbers([(300,)] * 4, 1, CPU), torch.tensor(0.5), True, 9)
+        half = torch.tensor(0.5)
+        with KERNELS.using(apply_delta=provider, apply_int8_delta=provider):
+            apply_delta(params, numbers([(300,)] * 4, 1, CPU), half, True, 9)
+            apply_int8_delta(params, codes, sizes, half, 64, True, 9)
         return params
 
     assert all(map(torch.equal, mixed("reference"), mixed("numba")))
 
 
-def test_it_agrees_with_every_sample_of_the_op() -> None:
-    (provider,) = (one for one in KERNELS.providers("apply_delta") if one.name == "numba")
+@pytest.mark.parametrize("provider", HOST, ids=lambda provider: provider.op)
+def test_it_agrees_with_every_sample_of_the_op(provider: Provider) -> None:
     check_provider(provider)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, same_bits
+from support import DEVICE
 
 from neaptide.api.history import GRADIENT_NORMS, History
 from neaptide.api.history import LOSSES as HISTORY_LOSSES
@@ -23,6 +23,7 @@ from neaptide_kernels.encode_state import (
 from neaptide_kernels.encode_state import (
     packed as packed_on_host,
 )
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

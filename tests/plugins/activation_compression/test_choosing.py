@@ -10,6 +10,7 @@ from compressed import SIZE, both, error, given_x, linear, saving
 from torch import nn
 from torch.nn import functional
 
+from neaptide_kernels.attention import attention
 from neaptide_plugins.activation_compression.needs import CODES, EXACT, Need, NodeNeeds
 from neaptide_plugins.activation_compression.saving import Saving
 
@@ -184,3 +185,14 @@ def test_views_with_gaps_are_packed() -> None:
     assert error(exact, compressed) < 0.02
     assert compressed.held is not None
     assert compressed.held.share > 0.54
+
+
+def test_the_results_of_the_op_attention_are_exact() -> None:
+    layer, x = nn.Linear(SIZE, 3 * SIZE), given_x()
+
+    def call() -> torch.Tensor:
+        query, key, value = layer(x).view(1, SIZE, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return attention(query, key, value, causal=True).square().sum()
+
+    exact, compressed = both(call, layer.parameters())
+    assert 0.0 == error(exact, compressed)

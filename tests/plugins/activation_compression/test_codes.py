@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import same_bits
 
 from neaptide_plugins.activation_compression.codes import (
     ActivationCodes,
@@ -22,6 +21,7 @@ from neaptide_plugins.activation_compression.codes import (
     with_signs,
 )
 from neaptide_plugins.activation_compression.layout import layout_of
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

@@ -8,10 +8,12 @@ import awkward_nets
 import pytest
 import torch
 from compressed import differentiated, error, saving
-from support import DEVICE, same_bits
+from support import DEVICE
 from zoo_blocks import BLOCKS
 from zoo_layers import LAYERS, Residual, Stack
 from zoo_nets import NETS
+
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

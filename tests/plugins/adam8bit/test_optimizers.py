@@ -187,7 +187,7 @@ def test_what_cannot_be_updated_is_refused_in_one_line(cls: Any) -> None:
     assert "complex64" in refused(lambda: cls([nn.Parameter(torch.ones(2, dtype=torch.cfloat))]))
     assert "takes a dense float32" in refused(lambda: cls(sparse.parameters()).step())
     assert "lr must be finite" in refused(lambda: cls([plain], lr=-1.0))
-    assert "a tensor of one (got [2])" in refused(lambda: cls([plain], lr=torch.ones(2)))
+    assert "lr must be 1-element (got [2])" in refused(lambda: cls([plain], lr=torch.ones(2)))
     assert "beta2 must be in [0, 1)" in refused(lambda: cls([plain], betas=(0.9, 1.0)))
     assert "float16" in refused(lambda: optimizer.add_param_group({"params": [half]}))
     assert 1 == len(optimizer.param_groups)

@@ -6,7 +6,6 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from support import same_bits
 
 from neaptide import ConfigError, HybridTrainer
 from neaptide.hooks.enabling import configured
@@ -14,6 +13,7 @@ from neaptide.hooks.registry import installed_plugins
 from neaptide.run.assembly import build_data
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
 from neaptide_plugins.lion8bit.optimizer import Lion8bit
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.testing.tiny import tiny_loss, tiny_task
 from neaptide_verbs.schema.json_schema import json_schema
 

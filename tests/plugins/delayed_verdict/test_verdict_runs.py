@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from judged import PHASES, SOON, Along, Back, events, figures, predictor, trained
+from judged import PHASES, SOON, Along, Back, events, figures, goes_on_alike, predictor, trained
 from support import tiny_trainer
 
 from neaptide import ConfigError
@@ -28,21 +28,7 @@ def test_a_run_resumed_with_a_verdict_pending_is_the_same(tmp_path: Path, saved_
             {"phases": PHASES, "plugins": {SPEC.name: SOON}}, [SPEC, predictor(Back)]
         )
 
-    trainer, batches = made()
-    with trainer:
-        for batch in batches[:saved_after]:
-            trainer.step(batch)
-        trainer.save(tmp_path / "saved")
-        for batch in batches[saved_after:]:
-            trainer.step(batch)
-        whole, told = trainer.digest(), figures(trainer)
-    trainer, _ = made()
-    with trainer:
-        trainer.load(tmp_path / "saved")
-        for batch in batches[saved_after:]:
-            trainer.step(batch)
-        assert whole == trainer.digest()
-        assert told == figures(trainer)
+    goes_on_alike(made, saved_after, tmp_path)
 
 
 def test_a_probe_that_is_not_finite_gives_no_verdict(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support import CYCLE, digest_after, same_tensors, tensors_of, tiny_trainer
 
 from neaptide import ConfigError
 from neaptide_plugins.dynamics_linear import SPEC
-from neaptide_plugins.dynamics_linear.forecaster import TOGETHER
+from neaptide_toolkit.forecasting.forecaster import TOGETHER
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
-from neaptide_plugins.dynamics_linear.forecaster import Forecaster
+from neaptide_plugins.dynamics_linear.forecaster import LinearForecaster
 from neaptide_plugins.lr_schedule.curve import Curve
 
 STEPS = 600
 FACTOR = Curve(name="linear", steps=STEPS, warmup=20).factor
 
 
-def forecaster(**given_settings: Any) -> Forecaster:
-    return Forecaster(DynamicsLinearConfig(**given_settings), FACTOR, STEPS)
+def forecaster(**given_settings: Any) -> LinearForecaster:
+    return LinearForecaster(DynamicsLinearConfig(**given_settings), FACTOR, STEPS)
 
 
 def course(updates: int, seed: int = 0, noise: float = 0.05) -> list[float]:
@@ -26,7 +26,7 @@ def course(updates: int, seed: int = 0, noise: float = 0.05) -> list[float]:
     return [2.0 + 3.0 * (10 + k) ** -0.4 + noise * rng.gauss(0.0, 1.0) for k in range(updates)]
 
 
-def fed(losses: list[float], **given_settings: Any) -> Forecaster:
+def fed(losses: list[float], **given_settings: Any) -> LinearForecaster:
     follower = forecaster(**given_settings)
     for loss in losses:
         follower.take(loss)
@@ -102,8 +102,8 @@ def test_a_loss_that_is_not_finite_is_never_learned_from(broken: float) -> None:
     follower.catch_up()
     assert math.isfinite(follower.level.now)
     assert 0.0 < follower.level.unit < 10.0
-    for each in follower.models:
-        assert each.ridge.products.isfinite().all()
+    for each, ridge in zip(follower.models, follower.ridges, strict=True):
+        assert ridge.products.isfinite().all()
         assert math.isfinite(each.squares)
 
 
@@ -119,7 +119,8 @@ def test_it_goes_on_from_its_state_bit_for_bit(saved_after: int) -> None:
     assert whole.forecast(50) == after.forecast(50)
     for one, other in zip(whole.models, after.models, strict=True):
         assert (one.scored, one.squares) == (other.scored, other.squares)
-        assert one.ridge.products.equal(other.ridge.products)
+    for one, other in zip(whole.ridges, after.ridges, strict=True):
+        assert one.products.equal(other.products)
 
 
 def test_begun_late_it_knows_how_far_the_schedule_is() -> None:

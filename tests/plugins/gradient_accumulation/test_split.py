@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import BatchEncoding
 
 from neaptide.api.steps import batch_length
-from neaptide_plugins.gradient_accumulation.split import rows, split
+from neaptide_toolkit.ranks.splitting import rows, split
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from streamed_net import WAYS, trained_net
-from support import same_bits, tiny_trainer
+from support import tiny_trainer
 
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
+from neaptide_toolkit.testing.parting import same_bits
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -19,6 +19,7 @@ from zoo_blocks import linear, stacked
 from neaptide import HybridTrainer, ModelError
 from neaptide_plugins.layer_streaming.settings import StreamingSettings
 from neaptide_plugins.layer_streaming.streaming import Streaming
+from neaptide_plugins.layer_streaming.weights.telling import leave, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,6 +171,26 @@ def test_compiled_code_before_the_forward_that_changes_data_counts(
     expected = plain(habit).weights
     assert same_tensors(expected, streamed(habit, way, tmp_path / "own"))
     assert same_tensors(expected, fitted(habit, way, tmp_path / "fit"))
+
+
+class Another:
+    """Listens as another run does that goes on."""
+
+    def read(self, _: nn.Parameter) -> None: ...
+
+    def will_set(self, _: nn.Parameter) -> None: ...
+
+
+@pytest.mark.parametrize("way", ["device, resident", "in backward"])
+def test_compiled_code_that_changes_data_counts_beside_another_run(
+    way: str, tmp_path: Path
+) -> None:
+    another = Another()
+    listen(another)
+    try:
+        test_compiled_code_before_the_forward_that_changes_data_counts(way, tmp_path)
+    finally:
+        leave(another)
 
 
 @each_way

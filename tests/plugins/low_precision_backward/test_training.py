@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import CYCLE, same_bits, tensors_of, tiny_trainer
+from support import CYCLE, tensors_of, tiny_trainer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -16,6 +16,7 @@ from neaptide import ConfigError, HybridTrainer
 from neaptide_plugins.low_precision_backward.config import LowPrecisionBackwardConfig
 from neaptide_plugins.low_precision_backward.refusals import check_hardware
 from neaptide_toolkit.testing import HOSTILE_STORE, check_plugin
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:

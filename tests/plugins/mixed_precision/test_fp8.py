@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support import CYCLE, same_bits, tensors_of, tiny_trainer
+from support import CYCLE, tensors_of, tiny_trainer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -18,6 +18,7 @@ from neaptide_plugins.mixed_precision.refusals import check_fp8
 from neaptide_toolkit.gradient_error import compare
 from neaptide_toolkit.low_precision import intercepting
 from neaptide_toolkit.testing import check_plugin
+from neaptide_toolkit.testing.parting import same_bits
 from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from offloaded import state_of
-from support import DEVICE, same_bits
+from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.compressed_state import CompressedState
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

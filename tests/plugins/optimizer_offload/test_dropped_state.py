@@ -9,10 +9,11 @@ import pytest
 import torch
 from offloaded import state_of
 from optimizers_of_torch import OPTIMIZERS
-from support import DEVICE, REAL_GPU, same_bits
+from support import DEVICE, REAL_GPU
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.dropped_state import DroppedState
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

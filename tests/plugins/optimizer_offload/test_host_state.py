@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from streamed import slow_lane
-from support import DEVICE, same_bits
+from support import DEVICE
 from torch import nn
 
 from neaptide_plugins.optimizer_offload.host_state import HostState
@@ -17,6 +17,7 @@ from neaptide_toolkit.offload import ThreadLane, lies_in_slab
 from neaptide_toolkit.offload import evicted as module
 from neaptide_toolkit.offload.resident_store import ResidentStore
 from neaptide_toolkit.tensors import nested_tensors
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -93,6 +93,27 @@ def test_no_two_labels_of_a_chart_touch(
     assert all(-8 - room <= left for left, *_ in shown.values())
 
 
+@given(
+    st.floats(1e-5, 1e6),
+    st.lists(st.sampled_from([0.71, 1.0, 1.41, 2.0, 2.83, 4.0, 150.0]), min_size=1, max_size=5),
+    st.floats(-5, 5),
+    st.sampled_from(["", "seconds"]),
+    st.floats(190, 1200),
+)
+def test_no_two_labels_of_a_comparisons_chart_touch(
+    base: float, shares: list[float], loss: float, kind: str, plot: float
+) -> None:
+    x = axis(base * min(shares), base * max(shares), kind=kind)
+    points = [(base * share, loss - 0.01 * share) for share in shares]
+    y = axis(min(value for _, value in points), loss)
+    unit = x.unit if kind else "passes"
+    lines = [Series(label="candidate", colour=1, lines=[points])]
+    svg = chart("Loss", lines, x=x, y=y, height=300, unit=unit)
+    shown = boxes(svg, plot, narrow=plot < labels.BROAD)
+    for one, other in combinations(shown, 2):
+        assert not touch(shown[one], shown[other]), (one, other)
+
+
 def test_a_small_chart_shows_fewer_labels_than_ticks() -> None:
     points = [(100_001, 2.0), (100_011, 8.0)]
     svg = drawing(points, 30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import same_bits, tiny_trainer
+from support import tiny_trainer
 
 from neaptide import Update
 from neaptide.loop.guard import apply
@@ -12,6 +12,7 @@ from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_toolkit.predictors.deltas import Deltas
 from neaptide_toolkit.predictors.held_tensors import Storage, WindowOps
+from neaptide_toolkit.testing.parting import same_bits
 
 STORAGE = Storage(WindowOps(quantize_int8, dequantize_int8, apply_delta), torch.device("cpu"))
 BOUND = {"float32": 0.0, "bfloat16": 0.02, "int8": 0.08}

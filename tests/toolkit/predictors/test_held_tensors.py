@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, same_bits
+from support import DEVICE
 
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
@@ -20,6 +20,7 @@ from neaptide_toolkit.predictors.held_tensors import (
     pieces,
     seed_of,
 )
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

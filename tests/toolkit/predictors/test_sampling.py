@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import DEVICE, same_bits
+from support import DEVICE
 
 from neaptide import Span
 from neaptide_kernels.apply_delta import apply_delta
@@ -12,6 +12,7 @@ from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_toolkit.predictors.held_tensors import Storage, WindowOps
 from neaptide_toolkit.predictors.sampling import SMALL, all_finite
 from neaptide_toolkit.predictors.window import Window, WindowPlan
+from neaptide_toolkit.testing.parting import same_bits
 
 pytestmark = pytest.mark.usefixtures("on_device")
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import DEVICE, same_bits
+from support import DEVICE
 
 from neaptide import Span
 from neaptide_kernels.apply_delta import apply_delta
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_toolkit.predictors.held_tensors import Storage, WindowOps
 from neaptide_toolkit.predictors.window import Window, WindowPlan, window_bytes
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

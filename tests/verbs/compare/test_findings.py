@@ -13,12 +13,12 @@ from neaptide.config import unstructure
 from neaptide.hooks.enabling import configured
 from neaptide.io.jsonable import jsonable
 from neaptide_verbs.compare.findings import findings
-from neaptide_verbs.compare.page import comparison_page
 from neaptide_verbs.compare.protocol import KNOBS
 from neaptide_verbs.compare.runs import BUDGETS, ComparedRun, Comparison, ComparisonSettings
+from neaptide_verbs.compare.shown.page import comparison_page
+from neaptide_verbs.compare.shown.text import headline, level_rows, number, summary, verdict
 from neaptide_verbs.compare.sides import Side
 from neaptide_verbs.compare.sweep import Tuned
-from neaptide_verbs.compare.text import headline, level_rows, number, summary, verdict
 from neaptide_verbs.compare.trials import Result
 
 if TYPE_CHECKING:

@@ -32,6 +32,8 @@ def test_an_untuned_baseline_is_not_called_tuned(neaptide: Any, shared: Path) ->
     assert "nothing swept: it may not be called tuned" in done.out
     assert "speedup" not in done.out
     assert "candidate: against an untuned baseline" in done.out
+    assert done.out.lstrip().startswith("Jumps")
+    assert "The baseline is not tuned.\n" in done.out.split("\n\n")[0] + "\n"
     results = found(shared)
     assert not results["baseline_is_tuned"]
     assert [17, 24, 34] == [at["passes"] for at in results["sides"]["baseline"]["budgets"]]
@@ -50,6 +52,8 @@ def test_what_is_trained_is_kept(neaptide: Any, shared: Path) -> None:
     lines = again.err.splitlines()
     assert 5 == len(lines)
     assert all(line.endswith("(kept)") for line in lines)
+    planned = neaptide(*QUICK, "--out", shared, "--dry-run")
+    assert "0 trials: 0 reported (seeds 7); 5 more are kept\n" == planned.out
 
 
 def test_a_trial_is_the_run_of_its_settings_to_the_bit(neaptide: Any, shared: Path) -> None:
@@ -64,6 +68,16 @@ def test_a_trial_is_the_run_of_its_settings_to_the_bit(neaptide: Any, shared: Pa
     assert alone["val_loss"] == trained["averaged"]
 
 
+def test_a_dry_run_counts_trials_and_seconds(neaptide: Any, folder: Path) -> None:
+    done = neaptide(*QUICK[:2], "--seeds", "7,8,9", "--jobs", "1", "--dry-run", "--json")
+    plan = json.loads(done.out)
+    assert [0, 1, 2] == plan["tuning_seeds"]
+    assert (15, 0) == (plan["reported"], plan["kept"])
+    assert plan["tuned"] + 15 == plan["trials"] < plan["most_trials"]
+    assert 0.0 < plan["seconds"] < plan["most_seconds"]
+    assert not (folder / "runs").exists()
+
+
 def test_it_is_printed_as_json(neaptide: Any, shared: Path) -> None:
     done = neaptide(*QUICK, "--out", shared, "--json", "--quiet")
     assert (0, "") == (done.code, done.err)
@@ -73,7 +87,10 @@ def test_it_is_printed_as_json(neaptide: Any, shared: Path) -> None:
 @pytest.mark.slow
 def test_a_tuned_baseline_is_named_with_what_was_swept(neaptide: Any, shared: Path) -> None:
     short = ("--set", "train.steps=8", "--set", "phases.warmup.steps=1")
-    done = neaptide("compare", "tiny.toml", *short, "--seeds", "7", "--out", shared / "tuned")
+    done = neaptide(
+        *("compare", "tiny.toml", *short, "--seeds", "7", "--out", shared / "tuned"),
+        *("--tuning-seeds", "0"),
+    )
     assert 0 == done.code, done.err
     assert (
         "tuned baseline (learning rate, warmup, decay swept; initialisation as configured)"
@@ -118,7 +135,6 @@ def test_findings_are_named_after_all_that_is_compared(neaptide: Any) -> None:
             "expected comma-separated seeds from 0 to 10**18 - 1, such as 10,11,12 (got '1,x')",
         ),
         (("--seeds", "3,3"), "each seed may be given only once (got 3 twice) @ --seeds"),
-        (("--seeds", "0,1"), "seed 0 is one on which both sides are tuned"),
         (("--seeds", "4", "--tuning-seeds", "3,4"), "seed 4 is one on which both sides are tuned"),
         (("--tuning-seeds", ""), "an argument is empty"),
         (("--tuning-seeds", "a"), "(got 'a') @ --tuning-seeds"),

@@ -77,8 +77,8 @@ def test_a_whole_configuration() -> None:
             "options": {"betas": [0.9, 0.95], "eps": 1e-8},
         },
         "plugins": {
-            "activation-checkpointing": {},
             "gradient-accumulation": {"steps": 4},
+            "layer-streaming": {},
             "lr-schedule": {"name": "linear", "warmup": 500},
             "mixed-precision": {"dtype": "bf16"},
         },
@@ -91,7 +91,8 @@ def test_all_else_is_remarked_on() -> None:
     assert auto == remarks["fp16.enabled"]
     assert auto == remarks["optimizer.params.weight_decay"]
     carried = {key for key, (was_carried, _) in remarks.items() if was_carried}
-    assert {"bf16.enabled", "train_micro_batch_size_per_gpu"} == carried
+    offloaded = "zero_optimization.offload_optimizer.device"
+    assert {"bf16.enabled", "train_micro_batch_size_per_gpu", offloaded} == carried
     assert {
         "fp16.enabled",
         "fp16.loss_scale",
@@ -101,17 +102,16 @@ def test_all_else_is_remarked_on() -> None:
         "fp16.min_loss_scale",
         "optimizer.params.weight_decay",
         "zero_optimization.stage",
-        "zero_optimization.offload_optimizer.device",
         "activation_checkpointing.number_checkpoints",
         "wall_clock_breakdown",
     } == remarks.keys() - carried
-    assert "sharding and offload have no counterpart" in remarks["zero_optimization.stage"][1]
+    assert "sharding has no counterpart" in remarks["zero_optimization.stage"][1]
 
 
 def test_it_is_a_configuration() -> None:
     config, ordered = configured(table_of(HUGGING_FACE))
     assert 32 == config.train.batch_size
-    plugins = {"activation-checkpointing", "gradient-accumulation", "lr-schedule"}
+    plugins = {"gradient-accumulation", "layer-streaming", "lr-schedule"}
     assert plugins | {"mixed-precision"} == {spec.name for spec in ordered}
 
 
@@ -161,6 +161,22 @@ def test_it_is_a_configuration() -> None:
         ),
         ({"scheduler": {"type": "OneCycle", "params": {"a": 1}}}, "plugins", None),
         ({"activation_checkpointing": {}}, "plugins", None),
+        (
+            {"activation_checkpointing": {"number_checkpoints": 4}},
+            "plugins",
+            {"activation-checkpointing": {}},
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"device": "cpu", "pin_memory": True}}},
+            "plugins",
+            {"layer-streaming": {}},
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/nvme"}}},
+            "plugins",
+            {"layer-streaming": {"tier": "disk", "path": "/nvme"}},
+        ),
+        ({"zero_optimization": {"offload_optimizer": {"device": "none"}}}, "plugins", None),
         (
             {"fp16": {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 50}},
             "plugins",
@@ -280,6 +296,10 @@ def test_values_of_a_wrong_type_are_all_reported() -> None:
                 "10 is not a multiple of train_micro_batch_size_per_gpu 3; change one "
                 "@ train_batch_size"
             ),
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
+            "a disk needs a directory @ zero_optimization.offload_optimizer.nvme_path",
         ),
         ({"optimizer": "AdamW"}, 'expected a table (got "AdamW", a string) @ optimizer'),
     ],

@@ -71,7 +71,8 @@ def test_its_settings_are_known_by_its_signs(neaptide: Any) -> None:
 
 @pytest.mark.usefixtures("site")
 def test_it_is_suggested(neaptide: Any, command: Any) -> None:
-    assert {"x-guest", "x-rich", "deepspeed", *BROKEN} == set(frameworks())
+    ours = {"axolotl", "deepspeed", "llama-factory", "torchtune"}
+    assert {"x-guest", "x-rich", *ours, *BROKEN} == set(frameworks())
     assert "x-guest" in command("completion", "bash").out
     done = neaptide("config", "convert", "theirs.json", "--from", "x-guess")
     expected = "error: unknown framework 'x-guess' (did you mean 'x-guest'?)\n"

@@ -237,7 +237,7 @@ def test_every_plugin_says_its_part_or_why_not(command: Any, strangers: Path) ->
             "classless",
             "error",
             (
-                " is broken: 'guests:Classless' raised "
+                " is broken: importing 'guests:Classless' raised "
                 "AttributeError: module 'guests' has no attribute 'Classless'"
             ),
             again,

@@ -166,3 +166,5 @@ def install() -> None:
     torch.UntypedStorage.resize_ = _resize_storage
     for name, value in _public().items():
         setattr(torch.cuda, name, value)
+        if hasattr(torch.cuda.random, name):  # libraries call these by both names
+            setattr(torch.cuda.random, name, value)

@@ -34,7 +34,7 @@ WITHOUT_HOOKS = "don't yet support saved tensor hooks"
 
 @attrs.define(eq=False)
 class HostBuffer:
-    """A buffer in RAM for inputs, one after the other."""
+    """A buffer in RAM or on the disk for inputs, one after the other."""
 
     flat: torch.Tensor
     """uint8, with at least as many bytes as the input."""
@@ -44,13 +44,13 @@ class HostBuffer:
 
 @attrs.define(eq=False)
 class Waiting:
-    """An input that is stored in RAM until the backward; several blocks may share the input."""
+    """An input that is stored until the backward; several blocks may share the input."""
 
     host: HostBuffer
     like: torch.Tensor
     """A meta tensor with the shape, strides and dtype of the input."""
     left: Ticket
-    """Ticket (handle) of the copy of the input to RAM."""
+    """Ticket (handle) of the copy of the input to the buffer."""
     device: torch.Tensor | None = None
     arrival: Ticket = DONE
     """Ticket of the copy of the input back to the device."""
@@ -77,7 +77,7 @@ class Call:
     untracked: list[UntrackedState] = attrs.field(factory=list)
     """One state per micro-batch."""
     waiting: list[tuple[KeptArgument, Waiting]] = attrs.field(factory=list)
-    """The inputs that are stored in RAM."""
+    """The inputs that are not on the device."""
     whole: Batch | None = None
     """The batch in one piece; None if no argument has a batch."""
     batch: Batch | None = None

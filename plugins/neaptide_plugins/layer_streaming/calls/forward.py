@@ -20,12 +20,14 @@ from .micro_batches import Batch, joined
 from .reads import edges_of, most_reads
 from .split_probe import probe, sampled, ways_out
 from .tensors import FoundTensors, replaced
-from .untracked_state import UntrackedState
+from .untracked_state import UntrackedState, learn_moves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .call import Call
+
+    _State = tuple[CallContext, UntrackedState]
 
 
 def forward(call: Call) -> list[torch.Tensor]:
@@ -45,20 +47,22 @@ def forward(call: Call) -> list[torch.Tensor]:
     looked_at = unit.seen.bit_count() == 1
     call.outside = GraphOutside(call.inputs) if looked_at else None
     edges = edges_of([*call.shared, *call.inputs])
-    before = CallContext.now(unit.buffers.before())
-    untracked = UntrackedState.now(unit.block.module)
-    while (failed := tried(lambda: _forward(call))) is not None:
+    start = _now(call)
+    before, untracked = start
+    while (failed := tried(lambda: _forward(call, start))) is not None:
         before.set_random()
         untracked.bring_back()
-        for entry in call.contexts[0].buffers.entries:
+        for entry in before.buffers.entries:
             if entry.copy is not None:
                 entry.owner._buffers[entry.name] = entry.live.copy_(entry.copy)
+                entry.version = entry.live._version
         call.contexts, call.untracked = [], []
         if unit.hooked and WITHOUT_HOOKS in failed and not call.arguments.changed:
             unit.hooked = False
         else:
             call.split_more(failed, "forward")
     call.random = before.random_moved()
+    learn_moves(call.untracked)
     unit.learn(call.arguments)
     for context in call.contexts:
         context.buffers.settle(unit.block.name)
@@ -72,7 +76,7 @@ def forward(call: Call) -> list[torch.Tensor]:
     return bare
 
 
-def _forward(call: Call) -> None:
+def _forward(call: Call, start: _State) -> None:
     unit = call.unit
     hooks = (
         saved_tensors_hooks(_nothing, lambda _: _not_kept(call)) if unit.hooked else nullcontext()
@@ -84,20 +88,24 @@ def _forward(call: Call) -> None:
     with torch.enable_grad(), hooks, threads:
         if call.batch is None or call.batch.count == 1:
             call.batch = None
-            _note(call)
+            _note(call, start)
             call.result, call.came = call.run(call.args, call.kwargs, call.inputs)
             _check(call, call.came)
             return
         results: list[Any] = []
         pieces = repeated(
-            partial(_piece, call, call.batch, results), call.batch.count, equal=call.batch.is_equal
+            partial(_piece, call, call.batch, start, results),
+            call.batch.count,
+            equal=call.batch.is_equal,
         )
     call.result, call.came = joined(unit.block.name, results[0], pieces, call.batch)
 
 
-def _piece(call: Call, batch: Batch, results: list[Any], piece: int) -> list[torch.Tensor]:
+def _piece(
+    call: Call, batch: Batch, start: _State, results: list[Any], piece: int
+) -> list[torch.Tensor]:
     """Run the block on a piece of the batch; return its tensors, and put its result in a list."""
-    _note(call)
+    _note(call, start)
     inputs = batch.piece(call.inputs, piece)
     memo = {id(kept): given for kept, given in zip(call.kept, inputs, strict=True)}
     args, kwargs = call.arguments.again([], memo)
@@ -133,10 +141,16 @@ def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> N
         raise ModelError(msg)
 
 
-def _note(call: Call) -> None:
+def _now(call: Call) -> _State:
     context = CallContext.now(call.unit.buffers.before())
-    call.contexts.append(attrs.evolve(context, caches=call.caches))
-    call.untracked.append(UntrackedState.now(call.unit.block.module))
+    return attrs.evolve(context, caches=call.caches), UntrackedState.now(call.unit.block.module)
+
+
+def _note(call: Call, start: _State) -> None:
+    """Remember in which state the next piece begins; the first piece begins in `start`."""
+    context, untracked = _now(call) if call.contexts else start
+    call.contexts.append(context)
+    call.untracked.append(untracked)
 
 
 def _not_kept(call: Call) -> torch.Tensor:

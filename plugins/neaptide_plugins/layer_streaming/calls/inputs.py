@@ -1,4 +1,4 @@
-"""Stores the inputs of blocks in RAM until the backward.
+"""Stores the inputs of blocks in RAM, or on the disk, until the backward.
 
 A block's inputs are copied back to the device while the backward of the following block still runs.
 """
@@ -12,6 +12,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from neaptide_toolkit.offload import Lane, computed
+from neaptide_toolkit.offload.disk import copy as copy_disk
+from neaptide_toolkit.offload.disk import region_of
 from neaptide_toolkit.recompute import ChangedInPlaceError, KeptArgument
 
 from .call import HostBuffer, Waiting
@@ -29,7 +31,7 @@ class Inputs:
         device: the device of the blocks.
         inwards: the lane (queue) of copies to the device.
         outwards: the lane of copies to the host.
-        allocate: `allocate(bytes)` returns a uint8 tensor on the host.
+        allocate: `allocate(bytes)` returns a uint8 tensor in RAM or on the disk.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Inputs:
         self._known = WeakTensorKeyDictionary()
         self._pool: dict[int, list[HostBuffer]] = {}
         self.host_bytes = 0
-        """Bytes allocated on the host so far."""
+        """Bytes allocated in RAM and on the disk so far."""
 
     def leave(self, call: Call) -> None:
         """For the inputs of a call that require gradients, start the copies to RAM."""
@@ -93,9 +95,15 @@ class Inputs:
         buffer = self._buffer(source.nbytes)
         like = torch.empty_like(source, device="meta")
         place = _shaped(buffer.flat, like)
+        on_disk = region_of(buffer.flat) is not None
+        if on_disk and not _is_laid_out(source, like):
+            source = source.clone()
 
         def copy() -> None:
-            place.copy_(source, non_blocking=True)
+            if on_disk:
+                copy_disk(buffer.flat, _bytes(source))
+            else:
+                place.copy_(source, non_blocking=True)
 
         self._outwards.hold(source)
         left = self._outwards.submit("inputs leave", copy, (computed(self._device), buffer.read))
@@ -109,10 +117,14 @@ class Inputs:
         if waiting.device is not None:
             return
         device = torch.empty_like(waiting.like, device=self._device)
-        place = _shaped(waiting.host.flat, waiting.like)
+        flat = waiting.host.flat
+        place = _shaped(flat, waiting.like)
 
         def copy() -> None:
-            device.copy_(place, non_blocking=True)
+            if region_of(flat) is not None:
+                copy_disk(_bytes(device), flat)
+            else:
+                device.copy_(place, non_blocking=True)
 
         self._inwards.hold(device)  # its memory must not be reused before the copy ends
         after = (computed(self._device), waiting.left)
@@ -136,6 +148,16 @@ def _emptied(tensor: torch.Tensor) -> torch.Tensor:
     emptied = tensor.detach()
     emptied.data = tensor.new_empty(0)
     return emptied
+
+
+def _is_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Return whether the memory of `tensor` has its values as `like` has them, without gaps."""
+    return tensor.stride() == like.stride() and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _bytes(dense: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor without gaps, uint8 `[n]`."""
+    return dense.detach().as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _shaped(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

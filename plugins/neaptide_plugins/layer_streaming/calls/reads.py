@@ -34,9 +34,17 @@ def edges_of(tensors: Sequence[torch.Tensor]) -> list[Edge | None]:
 
     A change in place moves a tensor's edge, so the edges are taken before a block runs.
     """
-    with torch.enable_grad():
-        found = [get_gradient_edge(one) if one.requires_grad else None for one in tensors]
-    return [None if edge is None else (edge.node, edge.output_nr) for edge in found]
+    found: list[Edge | None] = []
+    for one in tensors:
+        if not one.requires_grad:
+            found.append(None)
+        elif (node := one.grad_fn) is not None:  # `get_gradient_edge` makes a further node
+            found.append((node, one.output_nr))
+        else:
+            with torch.enable_grad():
+                edge = get_gradient_edge(one)
+            found.append((edge.node, edge.output_nr))
+    return found
 
 
 def readers_of(edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor]) -> list[list[Edge]]:

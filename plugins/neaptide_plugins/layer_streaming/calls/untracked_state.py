@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import nn
 
+from neaptide_toolkit.recompute import parts_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _OWN = frozenset(
     [*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"]
@@ -20,48 +22,92 @@ _OWN = frozenset(
 
 
 @attrs.frozen(eq=False)
+class RandomState:
+    """The state of Python's generator and, if numpy is loaded, of numpy's global generator."""
+
+    of_python: Any
+    of_numpy: Any
+
+    @classmethod
+    def now(cls) -> RandomState:
+        """Return a copy of the current state."""
+        numpy = sys.modules.get("numpy.random")
+        return cls(random.getstate(), None if numpy is None else numpy.get_state())
+
+    def equals(self, other: RandomState) -> bool:
+        """Return whether both states are the same."""
+        if self.of_python != other.of_python or (self.of_numpy is None) != (other.of_numpy is None):
+            return False
+        return self.of_numpy is None or all(map(_equal, self.of_numpy, other.of_numpy))
+
+    def bring_back(self) -> None:
+        """Restore this state."""
+        random.setstate(self.of_python)
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None and self.of_numpy is not None:
+            numpy.set_state(self.of_numpy)
+
+
+@attrs.define(eq=False)
 class UntrackedState:
     """A copy of the attributes of a block's modules and of Python's and numpy's random state."""
 
     attributes: list[tuple[dict[str, Any], dict[str, Any]]]
     """For each module: its `__dict__`, and a copy of the content. Lists, dicts, sets are copied."""
-    rng_state: Any
-    numpy_rng_state: Any
+    random: RandomState
+    moved: bool = True
+    """False if the call has left the generators as they were, so that its repetition does so."""
 
     @classmethod
     def now(cls, module: nn.Module) -> UntrackedState:
         """Return a copy of the current state."""
         attributes = []
-        for part in module.modules():
+        for part in parts_of(module):
             live = vars(part)
-            attributes.append((live, {key: _held(live[key]) for key in live.keys() - _OWN}))
-        numpy = sys.modules.get("numpy.random")
-        return cls(attributes, random.getstate(), None if numpy is None else numpy.get_state())
+            copied = {key: _held(one) for key, one in live.items() if key not in _OWN}
+            attributes.append((live, copied))
+        return cls(attributes, RandomState.now())
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Set this state while the context is open; afterwards set back the earlier state."""
+        """Set this state while the context is open; afterwards set back the earlier state.
+
+        Generators are set only if it changes them: to set takes longer than to compare.
+        """
         live = [({**held}, held) for held, _ in self.attributes]
-        rng_state, numpy = random.getstate(), sys.modules.get("numpy.random")
-        numpy_rng_state = None if numpy is None else numpy.get_state()
+        before = RandomState.now()
+        other = not before.equals(self.random)
         try:
-            self.bring_back()
+            self._bring_attributes_back()
+            if other:
+                self.random.bring_back()
             yield
         finally:
-            for before, held in live:
-                _put(held, {key: before[key] for key in before.keys() - _OWN})
-            random.setstate(rng_state)
-            if numpy is not None:
-                numpy.set_state(numpy_rng_state)
+            for earlier, held in live:
+                _put(held, {key: one for key, one in earlier.items() if key not in _OWN})
+            if other or self.moved:
+                before.bring_back()
 
     def bring_back(self) -> None:
         """Restore this state."""
+        self._bring_attributes_back()
+        self.random.bring_back()
+
+    def _bring_attributes_back(self) -> None:
         for held, before in self.attributes:
             _put(held, {key: _held(value) for key, value in before.items()})
-        random.setstate(self.rng_state)
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None and self.numpy_rng_state is not None:
-            numpy.set_state(self.numpy_rng_state)
+
+
+def learn_moves(states: Sequence[UntrackedState]) -> None:
+    """After a call whose pieces began with `states`, note whether each piece moved a generator."""
+    now = RandomState.now()
+    ends = [*(state.random for state in states[1:]), now]
+    for state, end in zip(states, ends, strict=True):
+        state.moved = not state.random.equals(end)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool((one == other).all()) if hasattr(one, "all") else one == other
 
 
 def _held(value: Any) -> Any:

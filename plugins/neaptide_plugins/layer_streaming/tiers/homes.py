@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from neaptide_toolkit.offload.disk import PretendedFile, TierFile
 
 
+def is_the_device(device: torch.device, *, on_disk: bool) -> bool:
+    """Return whether the device computes with the memory of homes; those on a disk are copied."""
+    return kind_of(device) == "cpu" and not on_disk
+
+
 @attrs.frozen(eq=False)
 class DiskTier:
     """The files for what does not fit in RAM."""
@@ -24,16 +29,16 @@ class DiskTier:
     files: tuple[TierFile | PretendedFile, ...]
     """One in each directory. Buffers alternate between them."""
     ram: int
-    """Bytes of weights and optimizer state that stay in RAM."""
+    """Bytes that stay in RAM, of weights, optimizer state and inputs that may be on the disk."""
 
 
 class Homes:
     """The memory of weights, optimizer state, gradients and inputs on the host.
 
     The weights are allocated before the state, and so stay in RAM longer: a step reads a weight
-    twice and writes it once, and reads and writes state once. The blocks are used in the same order
-    in every step, forwards and backwards. A fixed choice then reads no more of the disk than a
-    cache that knows the order (docs/decisions/0024).
+    twice and writes it once, and reads and writes state once, as it does the inputs of blocks. The
+    blocks are used in the same order in every step, forwards and backwards. A fixed choice then
+    reads no more of the disk than a cache that knows the order (docs/decisions/0024).
 
     Args:
         device: the device to which the memory is copied.
@@ -49,6 +54,11 @@ class Homes:
         self.unpinned: str | None = None
         """The reason why memory could not be pinned; None if it is, or need not be."""
 
+    @property
+    def are_on_the_device(self) -> bool:
+        """Whether the device computes with this memory itself: nothing need be copied to it."""
+        return is_the_device(self._device, on_disk=bool(self.files))
+
     def in_ram(self, size: int) -> torch.Tensor:
         """Return zeroed RAM, uint8 `[size]`."""
         slab = Slab.on_host_of(self._device, size, pin=self._pin)
@@ -62,7 +72,7 @@ class Homes:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def allocate(self, size: int) -> torch.Tensor:
-        """Return zeroed memory for weights or state, uint8 `[size]`, in RAM or on the disk."""
+        """Return zeroed memory, uint8 `[size]`, in RAM or on the disk."""
         if not self.files:
             return self.in_ram(size)
         if size <= self._left:

@@ -1,7 +1,7 @@
 """The optimizer's step on the device, block by block.
 
 The state of a block is copied to the device before the block's step, and back to the host after
-it.
+it. If the device is the host, the step changes the state where it is.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Updates:
             block.index: self._new_home(block, homes.allocate) for block in residency.blocks
         }
         size = max((home.layout.bytes for home in self._homes.values()), default=0)
+        slots = 0 if homes.are_on_the_device else slots
         # A fetch of state comes after a fetch of weights, which waited for kernels that may still
         # use the memory that the allocator has returned.
         self._slots = [_StateSlot(homes.on_device(size)) for _ in range(slots)]
@@ -96,7 +97,7 @@ class Updates:
         self.adopt()
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the slots for state, on the device."""
+        """Return the slots for state, on the device; none if the device is the host."""
         return [slot.flat for slot in self._slots]
 
     def stored(self) -> list[torch.Tensor]:
@@ -115,7 +116,7 @@ class Updates:
     def prefetch(self, block: Block) -> None:
         """Start to copy a block's state to the device."""
         home = self._homes[block.index]
-        if home.slot is not None or not home.layout.bytes:
+        if home.slot is not None or not home.layout.bytes or not self._slots:
             return
         slot = next(self._next)
         if slot.home is not None:
@@ -186,7 +187,9 @@ class Updates:
         self, block: Block, home: _StateBuffer, gradients: Sequence[torch.Tensor | None]
     ) -> Iterator[Item]:
         on_device: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
-        if home.slot is not None or not home.layout.bytes:  # empty state has no slot of its own
+        if not self._slots:
+            on_device = home.shown
+        elif home.slot is not None or not home.layout.bytes:  # empty state has no slot of its own
             views = home.layout.views((home.slot or self._slots[0]).flat)
             for (parameter, name), view in zip(home.keys, views, strict=True):
                 on_device.setdefault(parameter, {})[name] = view

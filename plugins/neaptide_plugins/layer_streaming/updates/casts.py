@@ -102,7 +102,7 @@ class Casts:
 def casts_of(outputs: Sequence[torch.Tensor], leaves: Collection[_Leaf]) -> dict[_Leaf, Node]:
     """Return, for each of the leaves that is cast on the way to `outputs`, the node of the cast."""
     wanted = {id(leaf): leaf for leaf in leaves}
-    waiting = [output.grad_fn for output in outputs]
+    waiting = [output.grad_fn for output in outputs if wanted]
     seen: set[Node] = set()
     found: dict[_Leaf, Node] = {}
     while waiting:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide_toolkit.machine.pretended import kind_of
 from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
 
 if TYPE_CHECKING:
@@ -26,6 +27,14 @@ class _Staging:
 
     flat: torch.Tensor
     free: Ticket = DONE
+    views: dict[int, tuple[BufferLayout, list[torch.Tensor]]] = attrs.field(factory=dict)
+    """Layouts by their identity, each with its views of `flat`."""
+
+    def views_of(self, layout: BufferLayout) -> list[torch.Tensor]:
+        """Return the tensors of `layout` in the buffer."""
+        if id(layout) not in self.views:
+            self.views[id(layout)] = layout, layout.views(self.flat)
+        return self.views[id(layout)][1]
 
 
 @attrs.define(eq=False)
@@ -50,7 +59,8 @@ class _GradientBuffer:
 class HostGradients:
     """Stores the sums of gradients on the host.
 
-    Between two backwards, the `.grad` of each parameter is the sum of its gradients.
+    Between two backwards, the `.grad` of each parameter is the sum of its gradients. If the device
+    is the host, nothing is copied: the sums are used where they are.
 
     Args:
         device: the device of the backward.
@@ -64,19 +74,24 @@ class HostGradients:
         self._device = device
         self._lane = lane
         self._allocate = allocate
+        self._in_place = kind_of(device) == "cpu"
         self._homes: dict[int, _GradientBuffer] = {}
         self._staging = [self._new_staging(0) for _ in range(2)]
         self._next = cycle(self._staging)
+        self._coming: dict[int, _Staging] = {}
+        """The buffers to which gradients are being copied, by the index of their block."""
 
     def reserve(self, blocks: Iterable[Block]) -> None:
         """Allocate the buffers for `blocks`."""
         homes = [self._home(block) for block in blocks]
+        if self._in_place:
+            return
         size = max((home.layout.bytes for home in homes), default=0)
         for staging in self._staging:
-            staging.flat = self._new_staging(size).flat
+            self._replace(staging, size)
 
     def buffers(self) -> list[torch.Tensor]:
-        """Return the buffers on the device."""
+        """Return the buffers on the device; they are empty if the device is the host."""
         return [staging.flat for staging in self._staging]
 
     def stored(self) -> list[torch.Tensor]:
@@ -125,6 +140,9 @@ class HostGradients:
         None stands for no gradient.
         """
         home = self._home(block)
+        if self._in_place:
+            _add(home, home.views, block, gradients)
+            return
         staging = self._staged(home)
         device, host = staging.flat[: home.layout.bytes], home.flat
         if home.present:
@@ -134,12 +152,7 @@ class HostGradients:
 
             name = f"fetch gradients of {block.name}"
             self._lane.submit(name, fetch, (computed(self._device),)).wait()
-        by_parameter = dict(zip(block.parameters, gradients, strict=True))
-        for place, view in enumerate(home.layout.views(device)):
-            gradient = by_parameter[home.parameters[place]]
-            if gradient is not None:
-                view.add_(gradient) if place in home.present else view.copy_(gradient)
-                home.present.add(place)
+        _add(home, staging.views_of(home.layout), block, gradients)
 
         def leave() -> None:
             host.copy_(device, non_blocking=True)
@@ -160,20 +173,19 @@ class HostGradients:
         home.present.add(place)
         parameter.grad = home.views[place]
 
-    def fetched(self, block: Block) -> list[Gradient]:
-        """Return a block's gradients on the device.
+    def begin_update(self) -> None:
+        """Forget what an update that failed has fetched."""
+        self._coming.clear()
 
-        The returned tensors are views of a staging buffer. The second call after this call
-        overwrites this buffer.
+    def prefetch(self, block: Block) -> None:
+        """Start to copy a block's gradients to the device, for `fetched`.
+
+        Of two blocks at most the copies may be under way.
         """
-        home = self._home(block)
-        for place, parameter in enumerate(home.parameters):
-            if parameter.grad is None:
-                home.present.discard(place)
-            elif parameter.grad is not home.views[place]:  # the user has assigned another tensor
-                home.views[place].copy_(parameter.grad)
-                home.present.add(place)
-        staging = self._staged(home)
+        if block.index in self._coming or self._in_place:
+            return
+        home = self._collected(block)
+        staging = self._coming[block.index] = self._staged(home)
         device, host = staging.flat[: home.layout.bytes], home.flat
 
         def fetch() -> None:
@@ -181,12 +193,34 @@ class HostGradients:
 
         name = f"fetch gradients of {block.name}"
         home.read = self._lane.submit(name, fetch, (computed(self._device),))
-        home.read.wait()
-        found: dict[int, torch.Tensor] = {}
-        for place, view in enumerate(home.layout.views(device)):
-            if place in home.present:
-                found[id(home.parameters[place])] = view
+
+    def fetched(self, block: Block) -> list[Gradient]:
+        """Return a block's gradients on the device.
+
+        The returned tensors are views of a staging buffer. The second `prefetch` after this call
+        overwrites this buffer.
+        """
+        if self._in_place:
+            home = self._collected(block)
+            views = home.views
+        else:
+            self.prefetch(block)
+            home, staging = self._home(block), self._coming.pop(block.index)
+            home.read.wait()
+            views = staging.views_of(home.layout)
+        found = {id(home.parameters[place]): views[place] for place in home.present}
         return [found.get(id(parameter)) for parameter in block.parameters]
+
+    def _collected(self, block: Block) -> _GradientBuffer:
+        """Return the block's host buffer, after taking the gradients that the user has set."""
+        home = self._home(block)
+        for place, parameter in enumerate(home.parameters):
+            if parameter.grad is None:
+                home.present.discard(place)
+            elif parameter.grad is not home.views[place]:  # the user has assigned another tensor
+                home.views[place].copy_(parameter.grad)
+                home.present.add(place)
+        return home
 
     def _home(self, block: Block) -> _GradientBuffer:
         """Return the block's host buffer.
@@ -194,6 +228,8 @@ class HostGradients:
         If more parameters of the block are trainable than before, allocate a larger buffer.
         """
         old = self._homes.get(block.index)
+        if old is not None and len(old.parameters) == len(block.parameters):
+            return old
         roomy = {} if old is None else dict(zip(old.parameters, old.views, strict=True))
         wanted = [one for one in block.parameters if one.requires_grad or one in roomy]
         if old is not None and len(wanted) == len(roomy):
@@ -216,8 +252,28 @@ class HostGradients:
         staging = next(self._next)
         staging.free.wait()  # Also if a larger buffer replaces this one: a copy may still read it.
         if staging.flat.nbytes < home.layout.bytes:
-            staging.flat = torch.empty(home.layout.bytes, dtype=torch.uint8, device=self._device)
+            self._replace(staging, home.layout.bytes)
         return staging
 
     def _new_staging(self, size: int) -> _Staging:
         return _Staging(torch.empty(size, dtype=torch.uint8, device=self._device))
+
+    def _replace(self, staging: _Staging, size: int) -> None:
+        """Give a staging buffer other memory, of `size` bytes."""
+        staging.flat = self._new_staging(size).flat
+        staging.views.clear()
+
+
+def _add(
+    home: _GradientBuffer,
+    views: Sequence[torch.Tensor],
+    block: Block,
+    gradients: Sequence[Gradient],
+) -> None:
+    """Add a block's gradients to the sums, which are in `views`."""
+    by_parameter = dict(zip(block.parameters, gradients, strict=True))
+    for place, view in enumerate(views):
+        gradient = by_parameter[home.parameters[place]]
+        if gradient is not None:
+            view.add_(gradient) if place in home.present else view.copy_(gradient)
+            home.present.add(place)

@@ -96,6 +96,11 @@ class Block:
     def __attrs_post_init__(self) -> None:
         self.own_users = users(self.host.untyped_storage())
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(parameter.grad is not None for parameter in self.parameters)
+
     def bind(self, views: Sequence[torch.Tensor]) -> None:
         """Rebind the parameters to `views`."""
         for parameter, view in zip(self.parameters, views, strict=True):

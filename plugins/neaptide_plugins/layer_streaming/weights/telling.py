@@ -50,8 +50,8 @@ def _listening() -> Iterator[Listens]:
 
 def listen(listener: Listens) -> None:
     """Tell `listener` of `.data` until `leave`, or until it is garbage-collected."""
-    if not _listeners and "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # code that is compiled now would tell nothing
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # code that is compiled now would tell this listener nothing
     _listeners.append(ref(listener))
     nn.Parameter.data = _TellingData()  # type: ignore[assignment]
     finalize(listener, leave).atexit = False

@@ -8,72 +8,17 @@ import os
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import disks
 import pytest
 import torch
-from support import DEVICE, same_bits, tiny_trainer
-from torch import nn
-from torch.nn import functional
+from streamed_from_disk import HOMES, WAYS, batches, dtype_of, on_disk, train, trainer_of
+from support import DEVICE
 
-from neaptide import ConfigError, DoesNotFitError, HybridTrainer
+from neaptide import DoesNotFitError
 from neaptide_toolkit.offload.disk import DiskError, disk_bytes
 from neaptide_toolkit.offload.disk.tier_file import regions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-WAYS: dict[str, dict[str, Any]] = {
-    "stored": {},
-    "in backward": {"update": "in_backward"},
-    "in backward, lagged": {"update": "in_backward", "clip": "lagged"},
-    "split": {"update": "in_backward", "master": "split"},
-    "inputs, one slot": {"inputs": "host", "optimizer_slots": 1, "update": "in_backward"},
-    "graph": {"mode": "graph"},
-    "some phases": {"phases": ["warmup"]},
-}
-WIDTH = 48
-HOMES = 4 * (4 * WIDTH * WIDTH + 4 * WIDTH)
-"""Bytes of the weights of four blocks; AdamW's state is twice as large."""
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with TemporaryDirectory(dir=disks.folder()) as made:
-        yield Path(made)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.drop = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.layer(x)).tanh()
-
-
-def trainer_of(
-    settings: dict[str, Any] | None, dtype: torch.dtype = torch.float32
-) -> HybridTrainer:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *[Block() for _ in range(4)]).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    plugins = {} if settings is None else {"layer-streaming": settings}
-    clipped = settings is not None and settings.get("clip") is not None
-    train = {"clip_norm": 0.05} if clipped else {}
-
-    def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
-        return functional.mse_loss(net(x).float(), torch.ones(len(x), WIDTH, device=DEVICE))
-
-    config = {"train": train, "plugins": plugins}
-    return HybridTrainer(model, optimizer, loss_fn=loss, config=config)
-
-
-def batches(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return list(torch.randn(8, 4, WIDTH, generator=generator).to(DEVICE, dtype))
+from neaptide_toolkit.testing.parting import same_bits
 
 
 class Failing:
@@ -93,24 +38,12 @@ class Failing:
         return self._whole(number, parts, offset)
 
 
-def train(trainer: HybridTrainer) -> None:
-    for batch in batches():
-        trainer.step(batch)
-
-
-def on_disk(way: str, folder: Path, **others: Any) -> dict[str, Any]:
-    return {"tier": "disk", "path": str(folder), "ram_gib": 0.0} | WAYS[way] | others
-
-
-def dtype_of(way: str) -> torch.dtype:
-    return torch.bfloat16 if "split" in way else torch.float32
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ram", [0, HOMES // 2, 2 * HOMES])
 def test_weights_are_those_of_a_run_in_ram(way: str, ram: int, tmp_path: Path) -> None:
     dtype, found = dtype_of(way), []
     in_ram = WAYS[way] | ({"optimizer_on": "device"} if "update" not in WAYS[way] else {})
+    in_ram |= {"inputs": "host"} if in_ram.get("inputs") == "disk" else {}
     for settings in (in_ram, on_disk(way, tmp_path, ram_gib=ram / 2**30)):
         with trainer_of(settings, dtype) as trainer:
             for batch in batches(dtype):
@@ -211,12 +144,13 @@ def test_a_write_that_the_disk_refuses_is_told_and_training_goes_on(
     assert len(refused) == 3
 
 
+@pytest.mark.parametrize("way", ["in backward", "inputs on the disk"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_any_write_may_fail_once(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def digest() -> str:
-        with trainer_of(on_disk("in backward", tmp_path)) as trainer:
+        with trainer_of(on_disk(way, tmp_path)) as trainer:
             for batch in batches()[:3]:
                 trainer.step(batch)
             return trainer.digest()
@@ -271,23 +205,3 @@ def test_more_in_ram_than_there_is_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFitError, match=r"weights and optimizer state \d+") as refused:
         trainer_of(on_disk("in backward", tmp_path, host_gib=limit, ram_gib=1.0))
     assert "\n" not in str(refused.value)
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tier": "disk"}, "'path' names the directories of tier = 'disk'"),
-    ({"path": "/tmp"}, "'path' names the directories of tier = 'disk'"),
-    ({"ram_gib": 1.0}, r"'ram_gib' needs tier = 'disk' \(got 1.0\); host_gib limits the RAM"),
-    ({"tier": "disk", "path": "/dev/shm"}, "keeps files in RAM; name one on a disk"),
-    ({"tier": "disk", "path": "/nowhere"}, "'/nowhere' is not a directory"),
-    ({"tier": "disk", "path": "/tmp", "ram_gib": -1.0}, "must be >= 0"),
-    ({"tier": "disk", "path": "/tmp", "optimizer_on": "cpu"}, "with tier = 'disk'"),
-    ({"tier": "flash"}, "flash"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), REFUSED)
-def test_what_cannot_be_is_refused_in_a_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as refused:
-        tiny_trainer({"plugins": {"layer-streaming": settings}})
-    assert "\n" not in str(refused.value)
-    assert "@ plugins.layer-streaming" in str(refused.value)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -18,6 +17,7 @@ from neaptide_plugins.layer_streaming.updates.clipping import (
     norm_of,
     scale,
 )
+from neaptide_toolkit.testing.parting import same_bits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 from stepped_away import Away, assert_same_state, parameters_of, step_resident
-from support import DEVICE, ROUNDS_OTHERWISE, same_bits
+from support import DEVICE, ROUNDS_OTHERWISE
 from torch import nn, optim
 from torch.nn import functional
 
@@ -19,6 +19,7 @@ from neaptide_kernels.adamw_split.split_master import split
 from neaptide_kernels.registry import KERNELS, Provider
 from neaptide_plugins.layer_streaming.updates.kernel_step import left_by_kernels
 from neaptide_plugins.layer_streaming.updates.stepping import step_away
+from neaptide_toolkit.testing.parting import same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,11 +22,11 @@ from stepped_away import (
     train_both,
     two_groups,
 )
-from support import same_bits
 from torch import nn, optim
 
 from neaptide_kernels.adamw_split.split_master import split
 from neaptide_plugins.layer_streaming.updates.stepping import ADOPTED, step_away
+from neaptide_toolkit.testing.parting import same_bits
 
 
 def test_every_adopted_class_is_tried() -> None:

@@ -14,11 +14,12 @@ import torch
 from exported import items
 from hypothesis import given
 from hypothesis import strategies as st
-from support import same_bits, same_tensors
+from support import same_tensors
 
 from neaptide import CheckpointError
 from neaptide_plugins.layer_streaming.weights.shards import Shards
 from neaptide_toolkit.export import export
+from neaptide_toolkit.testing.parting import same_bits
 
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 DTYPES = [*REAL, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool, torch.complex64]

@@ -1,0 +1,68 @@
+"""The loss of few logits on a CPU, by torch's own cross-entropy: what a chunk costs is not saved.
+
+The op costs some 20 operations and two calls of the registry, whatever its size. Torch's loss holds
+all logits three times, which is no more than 12 MiB of float32 for `MOST` of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from neaptide_kernels.registry import KERNELS
+
+from .checks import look_at_labels
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+MOST = 1 << 20
+"""Logits of a call, at most."""
+_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16})
+"""In float16 the gradients of the logits may overflow, once the loss is scaled."""
+
+
+def is_small(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, autocasts: bool
+) -> bool:
+    """Return whether torch's loss is as exact as the op's, and cheaper.
+
+    A frozen weight is left to the op: there the gradient of an ignored token is 0 even if `hidden`
+    is NaN. With a gradient of the weight, this gradient is NaN either way.
+    """
+    return (
+        0 < labels.numel() * weight.shape[0] <= MOST
+        and not autocasts
+        and hidden.device.type == "cpu"
+        and hidden.dtype in _DTYPES
+        and (weight.requires_grad or not (hidden.requires_grad and torch.is_grad_enabled()))
+        and not torch.compiler.is_compiling()
+        and KERNELS.requested("chunked_cross_entropy") is None
+    )
+
+
+def cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    ignore_index: int,
+    reduction: Literal["mean", "sum"],
+    softcap: float | None,
+) -> torch.Tensor:
+    """Return the loss of all logits at once; ValueError for a label that is no row of `weight`."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if labels.dim() != 1:
+        logits, labels = logits.reshape(labels.numel(), -1), labels.reshape(-1)
+    try:
+        return torch.nn.functional.cross_entropy(
+            logits, labels, ignore_index=ignore_index, reduction=reduction
+        )
+    except IndexError:
+        look_at_labels(labels, ignore_index, len(weight))()
+        raise

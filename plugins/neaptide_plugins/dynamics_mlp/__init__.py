@@ -1,0 +1,5 @@
+"""Forecasts the loss with an ensemble of small networks that learn during the run."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

@@ -1,0 +1,5 @@
+"""Corrects jumps by how earlier jumps erred."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

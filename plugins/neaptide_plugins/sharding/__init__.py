@@ -1,0 +1,5 @@
+"""One model on several processes: each computes its part of every batch."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

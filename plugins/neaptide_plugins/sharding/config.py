@@ -1,0 +1,36 @@
+"""Settings and manifest of `sharding`."""
+
+from __future__ import annotations
+
+import attrs
+from attrs.validators import gt
+
+from neaptide.config import field
+from neaptide.plugin import PluginSpec
+
+
+@attrs.frozen(kw_only=True)
+class ShardingConfig:
+    """`[plugins.sharding]`."""
+
+    timeout: float = field(
+        1800.0,
+        validator=gt(0.0),
+        help="longest wait for another process, in seconds; longer than a save or an evaluation",
+    )
+    check_weights: bool = field(
+        default=True,
+        help="compare a part of the weights between the processes at each step, bit by bit",
+    )
+
+
+SPEC = PluginSpec(
+    name="sharding",
+    load="neaptide_plugins.sharding.plugin:Sharding",
+    config=ShardingConfig,
+    summary="Trains one model in several processes on the CPU, each with its part of every batch.",
+    claims={"processes"},
+    before={"mixed-precision"},
+    after={"gradient-accumulation", "delayed-verdict"},
+    numerics="exact",
+)

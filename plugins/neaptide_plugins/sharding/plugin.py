@@ -1,0 +1,198 @@
+"""The plugin: divides each batch, and adds up losses and gradients over the processes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from neaptide import PREDICT, Plugin, hookimpl
+from neaptide.api import rng
+from neaptide.api.phases import PHASES
+from neaptide.run.signals import STOPPING
+from neaptide_toolkit.ranks import group as ranks
+from neaptide_toolkit.saved_form import counter
+
+from .config import ShardingConfig
+from .parts import part_of, summed, whole
+from .reducing import BUCKET, Windows, add_up, checksum_of_all, checksum_of_batch, present
+from .refusals import check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from neaptide import (
+        AroundBackward,
+        AroundForward,
+        AroundOptimizerStep,
+        AroundPredict,
+        Jump,
+        Ledger,
+        Outcome,
+        ParameterStore,
+        Phase,
+        Run,
+    )
+    from neaptide.api.steps import WeighedLoss
+    from neaptide.run.signals import StopRequest
+    from neaptide_toolkit.ranks.group import Ranks
+
+_NUMBERS = {name: number for number, name in enumerate(PHASES)}
+
+
+@attrs.define(eq=False)
+class Sharding(Plugin[ShardingConfig]):
+    """Does nothing in a run of one process."""
+
+    _ranks: Ranks | None = attrs.field(init=False, default=None)
+    _run: Run = attrs.field(init=False)
+    _store: ParameterStore = attrs.field(init=False)
+    _windows: Windows | None = attrs.field(init=False, default=None)
+    _passes: int = attrs.field(init=False, default=0)
+    """Forwards and backwards so far. The random numbers of each have a seed of their own."""
+    _stop: StopRequest | None = attrs.field(init=False, default=None)
+    _begun: bool = attrs.field(init=False, default=False)
+    _model: nn.Module = attrs.field(init=False)
+
+    @hookimpl
+    def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
+        """Find the other processes; ConfigError if the run cannot be divided among them."""
+        self._ranks = ranks.current()
+        ranks.require_group(self._ranks)
+        self._run, self._store, self._model = run, store, model
+        if self._ranks is not None:
+            check(run, model, store, self._ranks.size)
+            if self.config.check_weights:
+                self._windows = Windows(store)
+            run.stash.on_set(STOPPING, self._stop_together)
+
+    @hookimpl
+    def around_forward(self) -> AroundForward | None:
+        """Compute this process's part of the batch; return the loss of the whole batch."""
+        group = self._ranks
+        if group is None:
+            return None
+
+        def divided(
+            following: Callable[..., WeighedLoss],
+            *,
+            batch: Any,
+            phase: Phase,
+            moment: str,
+            **others: Any,
+        ) -> WeighedLoss:
+            self._begin(group)
+            part = part_of(batch, group.rank, group.size)
+            with self._own_numbers(group):
+                loss = following(batch=part.batch, phase=phase, moment=moment, **others)
+            own, total, count = summed(loss, part)
+            seen = self._windows.checksum(self._passes) if self._windows else 0
+            stop = self._stop
+            heard = (stop and stop.heard) or 0
+            place = [_NUMBERS[phase.name], self._passes, checksum_of_batch(batch), seen]
+            found = group.exchange(moment, [*place, heard, total, count])
+            phases, passes, batches, bits, signals, sums, counts = zip(*found, strict=True)
+            group.require_equal("phases", [[*PHASES][int(number)] for number in phases])
+            group.require_equal("numbers of passes", [*map(int, passes)])
+            group.require_equal("batches (they must all read the same)", [*map(int, batches)])
+            group.require_equal("weights", [*map(int, bits)])
+            if stop is not None:
+                stop.received = next((int(one) for one in signals if one), stop.received)
+            return whole(loss, own, sums, counts)
+
+        return divided
+
+    @hookimpl
+    def around_backward(self) -> AroundBackward | None:
+        """Draw the random numbers of a backward from this process's own seed."""
+        group = self._ranks
+        if group is None:
+            return None
+
+        def seeded(following: Callable[..., None], **arguments: Any) -> None:
+            with self._own_numbers(group):
+                following(**arguments)
+
+        return seeded
+
+    @hookimpl
+    def around_optimizer_step(self) -> AroundOptimizerStep | None:
+        """Add up the gradients of all processes before anything reads them."""
+        group = self._ranks
+        if group is None:
+            return None
+
+        def added(following: Callable[..., Outcome], **arguments: Any) -> Outcome:
+            found = group.exchange("update", [self._passes])
+            group.require_equal("numbers of passes", [int(one) for (one,) in found])
+            add_up(self._store, group, present(self._store))
+            return following(**arguments)
+
+        return added
+
+    @hookimpl
+    def around_predict(self) -> AroundPredict | None:
+        """Require that all processes jump alike."""
+        group = self._ranks
+        if group is None:
+            return None
+
+        def alike(following: Callable[..., Jump | None], **arguments: Any) -> Jump | None:
+            jump = following(**arguments)
+            facts = [0.0] * 4
+            if jump is not None:
+                facts = [1.0 + jump.accepted, jump.horizon, jump.scale, jump.norm]
+            group.require_equal("jumps", [repr(one) for one in group.exchange("jump", facts)])
+            return jump
+
+        return alike
+
+    @hookimpl
+    def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
+        """Add the gradients that are added up at once."""
+        if self._ranks is None or phase is PREDICT:
+            return ledger
+        trained = [span.bytes for span in self._store.spans() if span.trainable]
+        held = min(sum(trained), max(BUCKET, max(trained, default=0)))
+        return ledger.add("sharding", "gradients.sum", "device", held, ("update",))
+
+    def _stop_together(self) -> None:
+        """Let `fit` obey a signal only when all processes have told each other of it.
+
+        They meet here, after each has loaded: the first may replace the checkpoint at once.
+        """
+        self._stop = self._run.stash.get(STOPPING)
+        if self._stop is not None and self._ranks is not None:
+            self._stop.alone = False
+            self._begin(self._ranks)
+
+    def _begin(self, group: Ranks) -> None:
+        """Before the first pass: require that all processes have the same weights."""
+        if self._begun:
+            return
+        self._begun = True
+        total = checksum_of_all(self._store, self._model.named_buffers())
+        found = group.exchange("start", [total, self._passes])
+        group.require_equal("weights at the start", [int(one) for one, _ in found])
+        group.require_equal("numbers of passes", [int(one) for _, one in found])
+
+    @contextmanager
+    def _own_numbers(self, group: Ranks) -> Iterator[None]:
+        """Inside the context, draw random numbers that no other process draws."""
+        self._passes += 1
+        seed = (self._run.config.seed * 1_000_003 + self._passes) * 65_537 + group.rank + 1
+        with rng.preserved():
+            rng.seed_all(seed % 2**63)
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many passes were made, because their random numbers depend on it."""
+        return {"passes": self._passes} if self._passes else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned; in a run of one process it is empty."""
+        self._passes = counter(state, "passes") if state else 0
+        self._begun = False

@@ -1,0 +1,1 @@
+"""Forecasts of a run's loss, learned during the run: what the plugins `dynamics-*` share."""

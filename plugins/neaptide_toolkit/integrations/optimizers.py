@@ -1,0 +1,83 @@
+"""The optimizer that the loop of another library steps, in place of the one that is trained."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide import Outcome
+from neaptide.tensors import mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from neaptide import StepResult
+
+    from .pieces import SteppedRun
+
+
+class SteppedOptimizer:
+    """Makes updates of a `SteppedRun`; shares everything else with the optimizer `real`.
+
+    `skipped` gets, after each step, whether the update was skipped because of inf or nan.
+    """
+
+    def __init__(
+        self, real: torch.optim.Optimizer, pieces: SteppedRun, skipped: Callable[[bool], None]
+    ) -> None:
+        self.real = real
+        self._pieces = pieces
+        self._skipped = skipped
+        self._lent: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the real optimizer, whose learning rates a scheduler changes."""
+        return self.real.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.real.param_groups = groups
+
+    def step(self, closure: None = None) -> StepResult:
+        """Update the weights; TypeError for a closure, because the backward was made before."""
+        if closure is not None:
+            msg = f"optimizer.step takes no closure in this loop (got {closure!r})"
+            raise TypeError(msg)
+        result = self._pieces.update()
+        self._skipped(result.outcome is Outcome.SKIPPED)
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
+        """Drop the gradients since the last update."""
+        del set_to_none  # a store decides
+        self._pieces.forget()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Return a context in which `state_dict` returns the state itself and no copy of it."""
+        with self._pieces.settled(), self._pieces.store.optimizer_state() as state:
+            self._lent = state
+            try:
+                yield
+            finally:
+                self._lent = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the optimizer's state; see `lent`."""
+        if self._lent is not None:
+            return self._lent
+        with self._pieces.settled(), self._pieces.store.optimizer_state() as state:
+            copied: dict[str, Any] = mapped(state, partial(torch.clone))
+            return copied
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state that torch's optimizer of the same class returned."""
+        with self._pieces.settled():
+            self._pieces.store.load_optimizer_state_dict(state)

@@ -1,0 +1,146 @@
+"""The processes that train one model: what they tell each other, in one order.
+
+Everything goes through torch.distributed. Each exchange of numbers begins with the place where a
+process is in its run. So processes that do different things find out at their next exchange, and do
+not wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from neaptide.errors import ConfigError, NeaptideError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.distributed import distributed_c10d as c10d
+
+_NUMBERS = 8
+"""Numbers of one exchange, its place included. All exchanges are of one size."""
+_APART = "are at different places of the run"
+PLACES = ("start", "train", "probe", "evaluate", "update", "jump")
+
+
+class PeerLostError(NeaptideError):
+    """Another process ended or does not answer. That process may tell why."""
+
+
+class PeersDisagreeError(NeaptideError):
+    """The processes do different things, or have different weights."""
+
+
+@attrs.frozen(eq=False)
+class Ranks:
+    """The group of processes, and the place of this one in it.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        size: number of processes, at least 2.
+    """
+
+    rank: int
+    size: int
+
+    def exchange(self, place: str, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of every process, by rank. The processes must be at one place.
+
+        Args:
+            place: one of `PLACES`.
+            numbers: at most 7 numbers; as float64 they keep whole numbers up to 2**53.
+
+        Raises:
+            PeersDisagreeError: another process is at another place.
+            PeerLostError: another process has ended.
+        """
+        own = [float(PLACES.index(place)), *map(float, numbers)]
+        mine = torch.zeros(_NUMBERS, dtype=torch.float64, device="cpu")
+        mine[: len(own)] = torch.tensor(own, dtype=torch.float64, device="cpu")
+        found = torch.empty(self.size, _NUMBERS, dtype=torch.float64, device="cpu")
+        with _told():
+            dist.all_gather([*found.unbind()], mine)
+        rows: list[list[float]] = found.tolist()
+        places = [PLACES[int(row[0])] for row in rows]
+        if len(set(places)) > 1:
+            raise _disagreement(_APART, places)
+        return [row[1 : len(own)] for row in rows]
+
+    def require_equal(self, what: str, values: Sequence[object]) -> None:
+        """Raise PeersDisagreeError unless all `values`, one of each process, are equal."""
+        if any(value != values[0] for value in values):
+            how = f"have different {what}"
+            raise _disagreement(how, values)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` by its sum over all processes. They all get the same bits."""
+        with _told():
+            dist.all_reduce(tensor)
+
+    def largest(self, tensor: torch.Tensor) -> None:
+        """Replace each value of `tensor` by the largest of all processes."""
+        with _told():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
+
+def _disagreement(how: str, values: Sequence[object]) -> PeersDisagreeError:
+    each = ", ".join(f"{value} on process {rank}" for rank, value in enumerate(values))
+    return PeersDisagreeError(
+        f"the processes {how}: {each}; the same code, data and seed must run on all of them"
+    )
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed has no narrower class for gloo
+        first = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        msg = f"another process of the run is gone ({first}); its own message tells why"
+        raise PeerLostError(msg) from error
+
+
+def current() -> Ranks | None:
+    """Return the group that this process is in; None in a run of one process."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def require_group(found: Ranks | None) -> None:
+    """Raise ConfigError if the processes that the environment tells of cannot exchange numbers."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if found is None and size != "1":
+        msg = (
+            f"WORLD_SIZE is {size}, but this process is in no group with the others; use "
+            f"`neaptide run`, or call torch.distributed.init_process_group before the trainer is "
+            f"made"
+        )
+        raise ConfigError(msg)
+    if found is not None and "cpu:" not in dist.get_backend_config():
+        msg = (
+            f"the processes exchange numbers on the CPU, which {dist.get_backend()!r} cannot; call "
+            f"torch.distributed.init_process_group with 'gloo'"
+        )
+        raise ConfigError(msg)
+
+
+@contextmanager
+def group_of(store: c10d.Store, rank: int, size: int, seconds: float) -> Iterator[Ranks]:
+    """Form the group of `size` processes over `store`; leave it when the context ends.
+
+    `seconds` is the longest wait for another process.
+    """
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+    )
+    try:
+        yield Ranks(rank, size)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""What a comparison will train, and how long it takes, before it trains."""

@@ -1,0 +1,1 @@
+"""`neaptide kernels`: the ops, their providers, and how fast they are and could be."""

@@ -1,0 +1,118 @@
+"""How each plugin trains beside `sharding`: in two processes, compared with one.
+
+`python tests/helpers/company_of_processes.py` prints the table of docs/many-gpus.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import several
+import warm
+from acting import ACTING
+
+from neaptide.hooks.registry import installed_plugins
+
+if TYPE_CHECKING:
+    from neaptide.plugin import PluginSpec
+
+STEPS = 24
+OWN: dict[str, dict[str, Any]] = {
+    **ACTING,
+    "fused-layers": {"min_elements": 1},
+    "gradient-accumulation": {"steps": 3},
+    "low-precision-backward": {
+        **ACTING["low-precision-backward"],
+        "min_elements": 16,
+        "min_rows": 1,
+    },
+    "residual-correction": {"observe": 1, "entries": 2},
+}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """Return the configuration of a run of a small decoder with the plugin `name`."""
+    spec = installed_plugins()[name]
+    plugins = {name: OWN.get(name, {}), "sharding": {}}
+    if "predictor" not in spec.claims:
+        plugins = {"predictor-drift": OWN["predictor-drift"], **plugins}
+    optimizer = "adamw"
+    if spec.schemes:
+        optimizer = name
+        del plugins[name]
+    return {
+        "model": {
+            "name": "builtin:byte-gpt",
+            "options": {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.0},
+        },
+        "data": {"name": "builtin:python-stdlib", "options": {"context": 32}},
+        "optimizer": {"name": optimizer},
+        "train": {"steps": STEPS, "batch_size": 6, "device": "cpu", "threads": 1},
+        "eval": {"every": 12, "batches": 2},
+        "run": {"checkpoint_every": 12, "progress": "quiet"},
+        "phases": {
+            "warmup": {"steps": 3},
+            "full": {"steps": 5},
+            "predict": {"max_horizon": 4, "correction_interval": 1, "rise": 10.0},
+            "correct": {"steps": 3},
+        },
+        "plugins": plugins,
+    }
+
+
+def losses_of(directory: Path) -> list[tuple[str, float]]:
+    """Return phase and loss of each row of steps.csv."""
+    with (directory / "steps.csv").open(newline="") as rows:
+        return [(row["phase"], float(row["loss"])) for row in csv.DictReader(rows)]
+
+
+def validation_of(directory: Path) -> list[float]:
+    """Return the losses of the evaluations."""
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return [line["val_loss"] for line in lines if "val_loss" in line]
+
+
+def compared(name: str, folder: Path) -> str:
+    """Return how a plugin trains in two processes: the largest difference, or why it does not."""
+    (folder / "run.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
+    command = ["-m", "neaptide", "run", "run.json", "--quiet"]
+    alone = warm.run([*command, "--set=run.dir=one"], cwd=folder)
+    assert alone.returncode == 0, alone.stderr
+    both = several.run_together(2, [*command, "--set=run.dir=two"], cwd=folder)
+    if both[0].returncode:
+        (told,) = (one for one in both[0].stderr.splitlines() if one.startswith("error: "))
+        return f"refused: {told.partition(': it ')[2].partition(';')[0]}"
+    one, two = losses_of(folder / "one"), losses_of(folder / "two")
+    assert [phase for phase, _ in one] == [phase for phase, _ in two]
+    before = [loss for _, loss in one] + validation_of(folder / "one")
+    after = [loss for _, loss in two] + validation_of(folder / "two")
+    worst = max(abs(a - b) / abs(a) for a, b in zip(before, after, strict=True))
+    return f"{worst:.1e}"
+
+
+def names() -> list[str]:
+    """Return the plugins of the table."""
+    usable = installed_plugins().usable().values()
+    return sorted({spec.name for spec in usable if not _builds_inputs(spec)} - {"sharding"})
+
+
+def _builds_inputs(spec: PluginSpec) -> bool:
+    """Return whether a plugin builds models or data: these are divided as all others are."""
+    return any(one.startswith(("model:", "data:")) for one in spec.schemes)
+
+
+def main() -> None:
+    """Print the table; with names as arguments, their rows."""
+    for name in sys.argv[1:] or names():
+        with tempfile.TemporaryDirectory() as folder:
+            sys.stdout.write(f"| {name} | {compared(name, Path(folder))} |\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

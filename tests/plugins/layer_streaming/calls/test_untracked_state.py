@@ -1,0 +1,84 @@
+"""State that is not in tensors: what a repeated call sees, and what is left afterwards."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from torch import nn
+
+from neaptide_plugins.layer_streaming.calls.untracked_state import (
+    RandomState,
+    UntrackedState,
+    learn_moves,
+)
+from neaptide_toolkit.recompute import parts_of
+
+DRAWS = {
+    "python": random.random,
+    "numpy": np.random.random,
+    "numpy's second normal number": np.random.standard_normal,
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
+def test_what_a_call_drew_is_drawn_again_and_then_forgotten(draw: object) -> None:
+    assert callable(draw)
+    np.random.standard_normal()  # noqa: NPY002 - now numpy holds a second number
+    state = UntrackedState.now(nn.Linear(1, 1))
+    drawn = draw()
+    learn_moves([state])
+    after = RandomState.now()
+    with state.restored():
+        assert draw() == drawn
+    assert after.equals(RandomState.now())
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
+def test_a_call_that_puts_a_generator_back_sees_its_state_again(draw: object) -> None:
+    assert callable(draw)
+    states = [UntrackedState.now(nn.Linear(1, 1)) for _ in range(2)]
+    start = RandomState.now()
+    drawn = draw()
+    start.bring_back()
+    learn_moves(states)
+    assert [state.moved for state in states] == [False, False]
+    draw()
+    later = RandomState.now()
+    with states[0].restored():
+        assert draw() == drawn
+    assert later.equals(RandomState.now())
+
+
+def test_of_a_call_in_pieces_it_is_known_which_piece_drew() -> None:
+    states = [UntrackedState.now(nn.Linear(1, 1))]
+    random.random()
+    states.append(UntrackedState.now(nn.Linear(1, 1)))
+    learn_moves(states)
+    assert [state.moved for state in states] == [True, False]
+
+
+def test_attributes_are_restored_and_put_back() -> None:
+    module = nn.Sequential(nn.Linear(1, 1))
+    module.seen = ["before"]
+    state = UntrackedState.now(module)
+    module.seen.append("after")
+    module.extra = 1
+    with state.restored():
+        assert module.seen == ["before"]
+        assert not hasattr(module, "extra")
+        module.seen.append("inside")
+    assert (module.seen, module.extra) == (["before", "after"], 1)
+    with state.restored():
+        assert module.seen == ["before"]
+
+
+def test_parts_are_the_modules_of_torch_in_the_same_order() -> None:
+    shared = nn.Linear(1, 1)
+    inner = nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.ReLU(), shared)})
+    module = nn.Sequential(shared, inner, nn.Dropout(), inner, nn.Identity())
+    module.register_module("nothing", None)
+    assert parts_of(module) == list(module.modules())
+    model = nn.TransformerDecoderLayer(8, 2)
+    assert parts_of(model) == list(model.modules())

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _HEAD = "| op | sample | by | median | quartiles | GB/s | of the copy | x eager |"
 _FEWEST = 3
+_FAILS = "it fails: {}"
 
 
 def contenders(
@@ -59,6 +60,8 @@ def contenders(
             yield name, build(*arguments)
         except Absent as reason:
             yield name, str(reason)
+        except Exception as error:  # noqa: BLE001 - some fail as they are prepared
+            yield name, _FAILS.format(type(error).__name__)
 
 
 def measure(
@@ -77,7 +80,7 @@ def measure(
             try:
                 once = seconds(running[name], device)
             except Exception as error:  # noqa: BLE001 - the error is the row
-                reasons[name] = f"it fails: {type(error).__name__}"
+                reasons[name] = _FAILS.format(type(error).__name__)
                 del running[name], taken[name]
                 continue
             if turn:  # the first turn warms up compilers and caches

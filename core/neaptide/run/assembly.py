@@ -22,6 +22,7 @@ LEDGER_GROUP = "neaptide.ledgers"
 LENGTH_GROUP = "neaptide.lengths"
 LOSS_GROUP = "neaptide.losses"
 """`loss_of(given, log)` returns the loss function of a run. `given` is the user's or None."""
+VERIFIER_GROUP = "neaptide.verifiers"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

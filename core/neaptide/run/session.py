@@ -109,11 +109,7 @@ class Session:
             run=self.run,
         )
         hooks.notify(
-            "on_run_start",
-            run=self.run,
-            model=self.model,
-            store=self.store,
-            probe=self._probe,
+            "on_run_start", run=self.run, model=self.model, store=self.store, probe=self._probe
         )
         meter = sole(METER_GROUP)(device) if self.recorder.directory else None
         self.recorder.attach(hooks, meter)

@@ -77,15 +77,9 @@ class HybridTrainer:
         check_trained(model, optimizer, stateful)
         full, ordered = configured(config, plugins)
         full = sole(assembly.LENGTH_GROUP)(full, ordered, own_loop=True)
-        self._take(
-            Session(
-                full,
-                ordered,
-                lambda _: Task(model, loss_fn),
-                optimizer=optimizer,
-                stateful=stateful,
-            )
-        )
+        self._given = sole(assembly.VERIFIER_GROUP)(full, ordered, model, optimizer, loss_fn)
+        task = Task(model, loss_fn)
+        self._take(Session(full, ordered, lambda _: task, optimizer=optimizer, stateful=stateful))
 
     @classmethod
     def from_config(
@@ -116,6 +110,7 @@ class HybridTrainer:
             return Task(task.module, lambda model, batch: loss_fn(model, moved(batch, device)))
 
         trainer = cls.__new__(cls)
+        trainer._given = sole(assembly.VERIFIER_GROUP)(full, ordered)  # noqa: SLF001 - another constructor
         trainer._take(Session(full, ordered, build, device=device, origins=origins))  # noqa: SLF001 - another constructor
         return trainer
 
@@ -222,6 +217,13 @@ class HybridTrainer:
         """
         chosen = phase_named(phase)
         return self.hooks.estimate_memory(sole(assembly.LEDGER_GROUP)(self.store, chosen), chosen)
+
+    def verify(self, batches: Iterable[Any] | None = None, **options: Any) -> Any:
+        """Train copies of the model with all plugins and without, compare, and name the guilty.
+
+        The first `steps=8` batches are used. The result tells what differs; see docs/verify.md.
+        """
+        return self._given.verify(self, batches, **options)
 
     def report(self, plugin: str) -> str | None:
         """Return the report of an enabled plugin, such as `"profiler"`."""

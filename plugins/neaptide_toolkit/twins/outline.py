@@ -1,0 +1,148 @@
+"""The outline of a model: its modules without values, taken before plugins change the model."""
+
+from __future__ import annotations
+
+import copy
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from neaptide.errors import ModelError, described
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+WAY_OUT = "use neaptide_toolkit.verifying.verify(config, make=...)"
+
+
+class Outline:
+    """Modules as they were: their class and attributes, and tensors without values.
+
+    Taking an outline copies no value and calls no code of the model. It costs some dictionaries a
+    module. It keeps no tensor of the model alive.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: dict[int, torch.device] = {}
+        self._refs: list[tuple[weakref.ref[Any], str]] = []
+        self._modules = [weakref.ref(module) for module in model.modules()]
+        self._unfit = ""
+        placed: dict[int, Any] = {}
+        for name, tensor in [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]:
+            if id(tensor) not in placed:
+                placed[id(tensor)] = self._without_values(tensor, name)
+                self._refs.append((weakref.ref(tensor), name))
+        self._names = {id(placed[id(tensor)]): name for tensor, name in self.originals()}
+        self._model: nn.Module = _outlined(model, placed)
+
+    def originals(self) -> list[tuple[Any, str]]:
+        """Return the tensors of the model that still exist, each with its first name."""
+        return [(tensor, name) for ref, name in self._refs if (tensor := ref()) is not None]
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Return the shapes of parameters and buffers, by their first names."""
+        return {self._names[id(empty)]: empty.shape for empty in _tensors(self._model)}
+
+    def _without_values(self, tensor: torch.Tensor, name: str) -> Any:
+        if type(tensor) not in {torch.Tensor, nn.Parameter} or tensor.layout != torch.strided:
+            self._unfit = self._unfit or f"{name!r} is a {type(tensor).__name__}"
+        empty = torch.empty_like(tensor.detach(), device="meta")
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        vars(empty).update(vars(tensor))
+        self._places[id(empty)] = tensor.device
+        return empty
+
+    def made(self, values: Mapping[str, torch.Tensor]) -> nn.Module:
+        """Return a new model of this outline.
+
+        Args:
+            values: the values of each parameter and buffer, by its first name.
+
+        Raises:
+            ModelError: the model cannot be copied.
+        """
+        if self._unfit:
+            msg = f"the model cannot be made anew: {self._unfit}; {WAY_OUT}"
+            raise ModelError(msg)
+        memo: dict[int, Any] = {}
+        for empty in {id(one): one for one in _tensors(self._model)}.values():
+            value = values[self._names[id(empty)]]
+            filled = torch.empty_like(empty, device=self._places[id(empty)])
+            filled = filled.detach().copy_(value)
+            if isinstance(empty, nn.Parameter):
+                filled = nn.Parameter(filled, requires_grad=empty.requires_grad)
+            vars(filled).update(vars(empty))
+            memo[id(empty)] = filled
+        model: nn.Module = self.copied(self._model, memo)
+        return model
+
+    def copied(self, value: Any, memo: dict[int, Any]) -> Any:
+        """Return a deep copy of `value`, with the copies in `memo`.
+
+        Raises:
+            ModelError: it cannot be copied, or refers to the trained model itself.
+        """
+        try:
+            new = copy.deepcopy(value, memo)
+        except Exception as error:
+            msg = f"the model cannot be made anew: {described(error)}; {WAY_OUT}"
+            raise ModelError(msg) from error
+        if any((module := ref()) is not None and id(module) in memo for ref in self._modules):
+            msg = (
+                f"the model cannot be made anew: an attribute of {type(value).__name__} refers to "
+                f"a module that is not its child; {WAY_OUT}"
+            )
+            raise ModelError(msg)
+        return new
+
+    def is_used_by(self, function: Callable[..., object] | None) -> bool:
+        """Return whether a function refers to the trained model by a closure or a global name."""
+        alive = {id(module) for ref in self._modules if (module := ref()) is not None}
+        if id(getattr(function, "__self__", None)) in alive:
+            return True
+        if not isinstance(function, types.FunctionType):
+            return False
+        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        named = [function.__globals__.get(name) for name in function.__code__.co_names]
+        return any(id(one) in alive for one in (*cells, *named))
+
+
+def _outlined(module: nn.Module, placed: Mapping[int, Any]) -> nn.Module:
+    twins = {id(one): one.__class__.__new__(one.__class__) for one in module.modules()}
+    for one in module.modules():
+        own = {name: _opened(value) for name, value in vars(one).items()}
+        own["_modules"] = {
+            name: None if child is None else twins[id(child)]
+            for name, child in one._modules.items()  # noqa: SLF001 - as torch copies modules
+        }
+        for kind in ("_parameters", "_buffers"):
+            own[kind] = {
+                name: None if tensor is None else placed[id(tensor)]
+                for name, tensor in own[kind].items()
+            }
+        vars(twins[id(one)]).update(own)
+    return twins[id(module)]
+
+
+def _opened(value: Any) -> Any:
+    """Return a copy of a dict or list, such as a module's hooks, and any other value itself."""
+    return copy.copy(value) if isinstance(value, dict | list | set) else value
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True

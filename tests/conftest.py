@@ -76,10 +76,12 @@ def _seeded() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what takes long as slow, unless a single test was asked for."""
-    from long_tests import left_out
+    from long_tests import LIST, SIMULATED, left_out
 
-    if not any("::" in one for one in config.args):
-        for item in left_out(items):
+    if any("::" in one for one in config.args):
+        return
+    for path in (LIST, SIMULATED) if config.getoption("simulated_gpu", False) else (LIST,):
+        for item in left_out((one for one in items if "slow" not in one.keywords), path):
             item.add_marker(pytest.mark.slow)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import long_tests
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,10 +20,11 @@ def functions(path: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_listed_function_is_there() -> None:
-    files = {name.partition("::")[0] for name in long_tests.listed()}
-    known = {f"{path}::{name}" for path in files for name in functions(path)}
-    assert set() == long_tests.listed().keys() - known
+@pytest.mark.parametrize("path", [long_tests.LIST, long_tests.SIMULATED])
+def test_every_listed_function_is_there(path: Path) -> None:
+    listed = long_tests.listed(path).keys()
+    files = {name.partition("::")[0] for name in listed}
+    assert set() == listed - {f"{file}::{name}" for file in files for name in functions(file)}
 
 
 @given(cases=st.integers(0, 50), count=st.integers(0, 60))

@@ -1,11 +1,15 @@
 """The tests that take long: of the functions in `tests/long.txt`, only some cases run each time.
 
-The list is made from a measured run of everything:
+On the simulated GPU, only some of the cases that are left run, by `tests/long_simulated.txt`. The
+lists are made from measured runs:
 
     pytest -n 2 -m "slow or not slow" --junitxml FILE
     python tests/helpers/long_tests.py FILE > tests/long.txt
+    pytest -n 2 --simulated-gpu --junitxml FILE
+    python tests/helpers/long_tests.py FILE 8 20 > tests/long_simulated.txt
 
-A line is a function and how many of its cases run, spread evenly; the others are marked slow.
+The numbers are SHARE and ALONE. A line is a function and how many of its cases run, spread evenly;
+the others are marked slow.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ if TYPE_CHECKING:
 
     import pytest
 
-LIST = Path(__file__).resolve().parents[1] / "long.txt"
+LIST, SIMULATED = (Path(__file__).resolve().parents[1] / name for name in (
+    "long.txt", "long_simulated.txt"
+))  # fmt: skip
 SHARE, ALONE = 1.0, 6.0
 """Seconds that all cases of a function may take, and that one case may."""
 MORE = {
@@ -35,9 +41,9 @@ MORE = {
 """Seconds of those that check a promise which nothing quicker checks."""
 
 
-def listed() -> dict[str, int]:
+def listed(path: Path) -> dict[str, int]:
     """Return how many cases run, by `"path::function"`."""
-    lines = (line.rsplit(" ", 1) for line in LIST.read_text(encoding="utf-8").splitlines())
+    lines = (line.rsplit(" ", 1) for line in path.read_text(encoding="utf-8").splitlines())
     return {name: int(count) for name, count in lines}
 
 
@@ -48,22 +54,24 @@ def rest_of(cases: list[pytest.Item], count: int) -> Iterator[pytest.Item]:
     yield from (case for place, case in enumerate(cases) if place not in kept)
 
 
-def left_out(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Yield the cases that are slow by the list."""
-    counts, cases = listed(), defaultdict(list)
+def left_out(items: Iterable[pytest.Item], path: Path) -> Iterator[pytest.Item]:
+    """Yield the cases that are slow by a list."""
+    counts, cases = listed(path), defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
     for name in counts.keys() & cases.keys():
         yield from rest_of(cases[name], counts[name])
 
 
-def chosen(seconds: dict[str, list[float]]) -> Iterator[tuple[str, int]]:
+def chosen(
+    seconds: dict[str, list[float]], most: float = SHARE, alone: float = ALONE
+) -> Iterator[tuple[str, int]]:
     """Yield the functions that take too long, and how many of their cases run."""
     for name, each in sorted(seconds.items()):
-        share, mean = MORE.get(name, SHARE), sum(each) / len(each)
-        alone = max(ALONE, share)
-        if len(each) == 1 or mean > 2 * alone:
-            if mean > alone:
+        share, mean = max(most, MORE.get(name, 0.0)), sum(each) / len(each)
+        longest = max(alone, MORE.get(name, 0.0))
+        if len(each) == 1 or mean > 2 * longest:
+            if mean > longest:
                 yield name, 0
         elif sum(each) > share and (count := max(1, int(share / mean))) < len(each):
             yield name, count
@@ -80,5 +88,5 @@ def measured(report: Path) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    for line in chosen(measured(Path(sys.argv[1]))):
+    for line in chosen(measured(Path(sys.argv[1])), *map(float, sys.argv[2:])):
         sys.stdout.write("{} {}\n".format(*line))

@@ -42,7 +42,7 @@ def compared(model: str, stack: str, device: str) -> dict[str, Any]:
         return {"model": model, "stack": stack, "failed": reason}
     found = json.loads(done.stdout.splitlines()[-1])
     given["train"]["device"] = "cpu"
-    log = dry_run(configured(given, ())[0], None, device).allocations
+    log = dry_run(configured(given, ())[0], (), device).allocations
     places: Any = ("device",) if device == "cuda" else ("device", "host")
     predicted = {
         "tensors": max(peak.bytes for peak in log.peaks(*places).values()),

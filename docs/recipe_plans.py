@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXT, WINDOWS = 2048, 8
 """Tokens of a window, and windows of an update."""
-RATES = "rtx4090"
-"""The profile whose rates give all times."""
 MODELS = {
+    "124M": {"layers": 12, "width": 768, "heads": 12, "hidden": 2048},
     "1B": {"layers": 18, "width": 2048, "heads": 16, "hidden": 5632},
     "3B": {"layers": 26, "width": 3200, "heads": 32, "hidden": 8640},
     "7B": {"layers": 32, "width": 4096, "heads": 32, "hidden": 11008},
@@ -87,7 +86,7 @@ WAYS = {
         numerics="float32",
         text="AdamW, all on the card: float32 weights, bf16 by `mixed-precision`, "
         "`activation-checkpointing`, `gradient-accumulation` in 8 pieces",
-        models=("1B", "3B"),
+        models=("124M", "1B", "3B"),
         settings=_whole(_KEEP_INPUTS | _ACCUMULATE | {"mixed-precision": {"dtype": "bf16"}}),
     ),
     "S": Way(
@@ -107,7 +106,7 @@ WAYS = {
         text="`adam8bit`, all on the card: bf16 weights, `activation-checkpointing`, "
         "`gradient-accumulation` in 8 pieces; the update in plain PyTorch, which `triton-kernels` "
         "makes faster",
-        models=("1B", "3B", "7B"),
+        models=("124M", "1B", "3B", "7B"),
         settings=_half("adam8bit", _KEEP_INPUTS | _ACCUMULATE),
     ),
     "H8": Way(
@@ -174,25 +173,27 @@ def configuration(model: str, way: str) -> dict[str, Any]:
 
 
 def planned(model: str, way: str) -> dict[str, Any]:
-    """Return what a configuration takes: bytes by tier, seconds, and the busiest engine."""
+    """Return what a configuration takes: bytes by tier; and of each card, its speed and limit."""
     from neaptide_toolkit.machine import profiles  # noqa: PLC0415 - it imports torch
     from neaptide_verbs.plan.machine import PlannedMachine  # noqa: PLC0415
-    from neaptide_verbs.plan.planning import plan  # noqa: PLC0415
+    from neaptide_verbs.plan.planning import plans  # noqa: PLC0415
 
     sys.path.insert(0, str(ROOT))
     given = configuration(model, way)
     given["train"]["device"] = "cpu"  # this machine needs no other
-    everything = PlannedMachine(
-        name=RATES, device=2**60, host=2**60, rates=profiles.load(RATES).rates
-    )
-    made = plan(configured(given)[0], everything)
-    return {
-        "device": made.peak_bytes["device"],
-        "ram": made.peak_bytes["RAM"],
-        "seconds": made.seconds_per_step,
-        "tokens": made.tokens_per_second,
-        "bound": made.bound_by,
+    names = profiles.names()
+    machines = [
+        PlannedMachine(name=name, device=2**60, host=2**60, rates=profiles.load(name).rates)
+        for name in names
+    ]
+    made = plans(configured(given)[0], machines)
+    cards = {
+        name: {"seconds": one.seconds_per_step, "tokens": one.tokens_per_second}
+        | {"bound": one.bound_by}
+        for name, one in zip(names, made, strict=True)
     }
+    peaks = made[0].peak_bytes
+    return {"device": peaks["device"], "ram": peaks["RAM"], "cards": cards}
 
 
 def in_a_process(model: str, way: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def taken(config: Any, width: int = WIDTH) -> tuple[int, int, int]:
 def test_the_memory_is_that_of_the_run(stack: str) -> None:
     config = configuration(stack)
     peak, reserved, slabs = taken(config)
-    log = dry_run(config, None, "cuda").allocations
+    log = dry_run(config, (), "cuda").allocations
     steps = (found for during, found in log.peaks("device").items() if "full" in during)
     assert max(found.bytes for found in steps) == pytest.approx(peak, rel=0.06)
     assert max(found.bytes for found in log.peaks("pages").values()) == slabs
@@ -85,7 +85,9 @@ def seconds(config: Any) -> float:
 def test_the_time_of_a_step_is_the_simulators(stack: str) -> None:
     config, rates = configuration(stack), simulated_gpu.rates()
     given = Rates(**{field.name: rates[field.name] for field in attrs.fields(Rates)})
-    assert dry_run(config, given, "cuda").seconds == pytest.approx(seconds(config), rel=0.1)
+    assert dry_run(config, [given], "cuda").times[0].seconds == pytest.approx(
+        seconds(config), rel=0.1
+    )
 
 
 def recurrent(kind: str, **options: Any) -> Task:
@@ -118,7 +120,7 @@ def test_the_memory_of_layers_that_a_gpu_computes_in_its_own_way(
     }
     config = configured(whole, ())[0]
     peak, _, _ = taken(config, width=128)
-    log = dry_run(config, None, "cuda").allocations
+    log = dry_run(config, (), "cuda").allocations
     assert max(found.bytes for found in log.peaks("device").values()) == pytest.approx(
         peak, rel=0.03
     )

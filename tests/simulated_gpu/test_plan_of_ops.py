@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, Callable[[], Arguments]]] = {
 
 def planned(op: str, arguments: Arguments) -> int:
     log = AllocationLog(accelerated=True)
-    clock = Clock(profiles.load("rtx4090").rates, log.is_on_host)
+    clock = Clock([profiles.load("rtx4090").rates], log.is_on_host)
     own = OwnOps(lambda one: not log.is_on_host(one))
     mode = Unknown(log.made, clock.ran, lambda *call: own.workspace(*call[:2]), own.plain)
     parts = two_parts(mode.is_unknown, log.is_on_host, clock.times, accelerated=True)

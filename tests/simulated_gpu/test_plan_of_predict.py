@@ -68,7 +68,7 @@ def taken_in_predict(config: Any) -> int:
 def test_the_memory_of_predict_is_that_of_the_run(stack: str) -> None:
     config = predicting(stack)
     peak = taken_in_predict(config)
-    done = dry_run(config, None, "cuda")
+    done = dry_run(config, (), "cuda")
     found = [
         one.bytes for during, one in done.allocations.peaks("device").items() if "predict" in during
     ]

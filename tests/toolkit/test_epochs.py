@@ -75,7 +75,7 @@ def test_the_command_line_trains_and_goes_on(tmp_path: Path) -> None:
 def test_a_plan_needs_no_length() -> None:
     given = config(epochs=2)
     given["data"] = {"name": f"{__name__}:endless"}
-    dry_run(configured(given)[0], None, "cpu")
+    dry_run(configured(given)[0], (), "cpu")
 
 
 def refused(given: dict[str, Any]) -> str:

@@ -1,16 +1,19 @@
-"""Virtual time: when each operation and each copy of a dry run would end on a machine.
+"""Virtual time: when each operation and each copy of a dry run would end, on several machines.
 
-The host enqueues one operation after the other. The device computes them in this order. A copy runs
-beside them on its lane, after the copies of the same lane and after what it waits for.
+Times are arrays with an element for each machine. The host enqueues one operation after the other.
+The device computes them in this order. A copy runs beside them on its lane, after the copies of the
+same lane and after what it waits for.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 import torch
 from torch.utils.flop_counter import flop_registry
 
@@ -19,7 +22,7 @@ from neaptide_toolkit.tensors import nested_tensors
 from .as_cuda import attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from neaptide_toolkit.machine.profiles import Rates
 
@@ -29,55 +32,83 @@ _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operati
 _HALF = (torch.bfloat16, torch.float16)
 
 
+@attrs.frozen
+class Times:
+    """What a count took on one machine, in seconds.
+
+    Attributes:
+        seconds: from its start to its end.
+        busy: of work: of `compute`, `host`, `disk` and each lane.
+        waited: in which the computation waited for a lane, by its name.
+    """
+
+    seconds: float
+    busy: Mapping[str, float]
+    waited: Mapping[str, float]
+
+
+class _Table:
+    """The rates of machines: each is an array with an element for each machine."""
+
+    def __init__(self, machines: Sequence[Rates]) -> None:
+        for field in attrs.fields(type(machines[0])):
+            values = np.array([getattr(one, field.name) for one in machines], np.float64)
+            setattr(self, field.name, values)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
 class Clock:
-    """Counts the time of a machine with the given rates.
+    """Counts the time of machines with the given rates.
 
     Args:
-        rates: of the machine.
+        machines: the rates of each machine, at least one.
         is_on_host: returns whether a tensor is in the host's memory.
         is_on_disk: returns whether a tensor's memory is in a file.
 
     Attributes:
         now: the end of the last operation on the device, in seconds since the start.
-        started: when the present count started.
-        busy: seconds of work since then: of `compute`, `host`, `disk` and each lane.
         disk_free: when the disk has done what was submitted.
-        waited: seconds since then in which the computation waited for a lane, by its name.
+        busy, waited: as in `Times`, of the present count.
+        written: bytes that the present count has written to the disk.
     """
 
     def __init__(
         self,
-        rates: Rates,
+        machines: Sequence[Rates],
         is_on_host: Callable[[torch.Tensor], bool],
         is_on_disk: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
-        self._rates, self._is_on_host, self._is_on_disk = rates, is_on_host, is_on_disk
-        self.now = self.started = self.disk_free = 0.0
-        self.busy: defaultdict[str, float] = defaultdict(float)
-        self.waited: defaultdict[str, float] = defaultdict(float)
-        self._enqueued = 0.0  # when the host has enqueued the last operation
+        self._rates: Any = _Table(machines)
+        self._is_on_host, self._is_on_disk = is_on_host, is_on_disk
+        start: Any = np.zeros(len(machines))
+        self.now = self.disk_free = self._started = start
+        self.busy: defaultdict[str, Any] = defaultdict(lambda: start)
+        self.waited: defaultdict[str, Any] = defaultdict(lambda: start)
+        self.written = 0
+        self._enqueued = start  # when the host has enqueued the last operation
         self._copied: int | None = None  # bytes of the copy that is being submitted
-        self._on_disk = 0.0  # seconds of the disk for this copy
-        self._written = 0
+        self._on_disk: Any = 0.0  # seconds of the disk for this copy
         self._times = 1  # as often as each operation runs
 
     def restart(self) -> None:
         """Count from here on. Copies under way go on."""
-        self.started = self.now
+        self._started = self.now
         self.busy.clear()
         self.waited.clear()
-        self._written = 0
+        self.written = 0
 
-    def spent(self, *, known: bool) -> dict[str, Any]:
-        """Return `seconds`, `busy`, `waited` and `written` (bytes, to the disk) of this count.
-
-        If the rates are not `known`, there are no times.
-        """
-        times: dict[str, Any] = {"seconds": None, "busy": {}, "waited": {}}
-        if known:
-            seconds = self.now - self.started
-            times = {"seconds": seconds, "busy": dict(self.busy), "waited": dict(self.waited)}
-        return times | {"written": self._written}
+    def spent(self) -> tuple[Times, ...]:
+        """Return the times of the present count, of each machine."""
+        return tuple(
+            Times(
+                float(seconds),
+                {engine: float(each[place]) for engine, each in self.busy.items()},
+                {lane: float(each[place]) for lane, each in self.waited.items()},
+            )
+            for place, seconds in enumerate(self.now - self._started)
+        )
 
     def ran(
         self, operation: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: Any
@@ -95,7 +126,7 @@ class Clock:
             self._copied += nbytes
             if self._is_on_disk(given[0]):
                 self._on_disk += nbytes / rates.disk_write
-                self._written += nbytes
+                self.written += nbytes
             elif any(map(self._is_on_disk, given)):
                 self._on_disk += nbytes / rates.disk_read
             return
@@ -125,17 +156,17 @@ class Clock:
             work = _flops(operation, args, made) / (
                 rates.flops_half if half else rates.flops_single
             )
-            seconds = rates.launch_device + max(work, moved / rates.bandwidth)
+            seconds = rates.launch_device + np.maximum(work, moved / rates.bandwidth)
             self._run(COMPUTE, seconds, rates.launch_host)
 
     def _on_host(self, flops: float, moved: int) -> None:
         """Run an operation of the host, which waits for its end."""
         rates = self._rates
-        self._enqueued = max(self._enqueued, self.now)
-        self._run(HOST, max(flops / rates.host_flops, moved / rates.host_bandwidth))
+        self._enqueued = np.maximum(self._enqueued, self.now)
+        self._run(HOST, np.maximum(flops / rates.host_flops, moved / rates.host_bandwidth))
         self._enqueued = self.now
 
-    def copies(self, work: Callable[[], None]) -> tuple[int, float]:
+    def copies(self, work: Callable[[], None]) -> tuple[int, Any]:
         """Run `work`; return the bytes that it copies, and the seconds of the disk for them."""
         outer = self._copied, self._on_disk
         self._copied, self._on_disk = 0, 0.0
@@ -159,22 +190,22 @@ class Clock:
         finally:
             self._times = before
 
-    def latency(self) -> float:
+    def latency(self) -> Any:
         """Return the seconds that a copy takes in addition to its bytes."""
         return self._rates.copy_latency
 
-    def wait(self, lane: str, end: float) -> None:
+    def wait(self, lane: str, end: Any) -> None:
         """Let the computation wait for the end of a copy."""
-        if end > self.now:
-            self.waited[lane] += end - self.now
-            self.now = end
+        later = np.maximum(self.now, end)
+        self.waited[lane] = self.waited[lane] + (later - self.now)
+        self.now = later
 
-    def _run(self, engine: str, seconds: float, launch: float = 0.0) -> None:
+    def _run(self, engine: str, seconds: Any, launch: Any = 0.0) -> None:
         """Run an operation, as often as `times` says, each after the host has enqueued it."""
         first, last = self._enqueued + launch, self._enqueued + launch * self._times
         self._enqueued = last
-        self.busy[engine] += seconds * self._times
-        self.now = max(max(self.now, first) + seconds * self._times, last + seconds)
+        self.busy[engine] = self.busy[engine] + seconds * self._times
+        self.now = np.maximum(np.maximum(self.now, first) + seconds * self._times, last + seconds)
 
 
 def _flops(operation: Any, args: tuple[Any, ...], made: Any) -> float:
@@ -185,13 +216,13 @@ def _flops(operation: Any, args: tuple[Any, ...], made: Any) -> float:
     return 0.0 if count is None else float(count(*args, out_val=made))
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class CopyTicket:
     """A ticket of a copy that ends at a known time."""
 
     _clock: Clock
     _lane: str
-    end: float
+    end: Any
 
     def wait(self) -> None:
         """Let the computation wait."""
@@ -208,8 +239,9 @@ class ClockedLane:
     `rate` is in bytes/s.
     """
 
-    def __init__(self, clock: Clock, name: str, rate: float) -> None:
-        self._clock, self._name, self._rate, self._free = clock, name, rate, 0.0
+    def __init__(self, clock: Clock, name: str, rate: Any) -> None:
+        self._clock, self._name, self._rate = clock, name, rate
+        self._free: Any = 0.0
 
     def submit(
         self, what: str, work: Callable[[], None], after: Iterable[Any | None] = ()
@@ -218,16 +250,16 @@ class ClockedLane:
         del what
         clock = self._clock
         ends = [one.end for one in after if isinstance(one, CopyTicket)]
-        start = max(self._free, clock.now, *ends)
+        start = reduce(np.maximum, (self._free, clock.now, *ends))
         with torch.no_grad():
             nbytes, on_disk = clock.copies(work)
-        seconds = clock.latency() + max(nbytes / self._rate, on_disk)
-        if on_disk:  # one disk serves all lanes
-            start = max(start, clock.disk_free)
+        seconds = clock.latency() + np.maximum(nbytes / self._rate, on_disk)
+        if np.any(on_disk):  # one disk serves all lanes
+            start = np.maximum(start, clock.disk_free)
             clock.disk_free = start + on_disk
-            clock.busy[DISK] += on_disk
+            clock.busy[DISK] = clock.busy[DISK] + on_disk
         self._free = start + seconds
-        clock.busy[self._name] += seconds
+        clock.busy[self._name] = clock.busy[self._name] + seconds
         return CopyTicket(clock, self._name, self._free)
 
     def hold(self, tensor: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ from .allocations import DEVICE, AllocationLog, Check, no_limit
 from .as_cuda.attention import as_cuda_attends
 from .as_cuda.autocasting import as_cuda_casts
 from .assumptions import UnplannableError
-from .clock import Clock
+from .clock import Clock, Times
 from .own.ops import OwnOps
 from .own.parts import two_calls, two_micro_batches, two_parts, two_rows
 from .reading import reads_by
@@ -39,7 +39,7 @@ from .undispatched.kernels import temporary, temporary_anywhere
 from .unknown import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -68,9 +68,7 @@ class DryRun:
 
     Attributes:
         allocations: all memory, in order of time.
-        seconds: of the last Full step, by the rates of the machine; None if they are unknown.
-        busy: seconds of work in this step, by engine: `compute`, `host` or the name of a lane.
-        waited: seconds in which the computation waited for a lane, by its name.
+        times: of the last Full step, on each machine whose rates are known.
         written: bytes that this step wrote to a disk.
         tokens: tokens in a batch; None if a batch has no tokens.
         process: bytes of RAM of this process, with PyTorch and the data, without tensors.
@@ -80,9 +78,7 @@ class DryRun:
     """
 
     allocations: AllocationLog
-    seconds: float | None
-    busy: Mapping[str, float]
-    waited: Mapping[str, float]
+    times: tuple[Times, ...]
     written: int
     tokens: int | None
     process: int
@@ -90,12 +86,14 @@ class DryRun:
     jumped: bool | None
 
 
-def dry_run(config: RunConfig, rates: Rates | None, kind: str, check: Check = no_limit) -> DryRun:
+def dry_run(
+    config: RunConfig, machines: Sequence[Rates], kind: str, check: Check = no_limit
+) -> DryRun:
     """Build the model, the data and the optimizer of `config`, and train it without values.
 
     Args:
         config: no file of its run directory is written.
-        rates: of the machine that is planned; None if they are unknown.
+        machines: the rates of those that are planned; none if they are unknown.
         kind: `cpu`, or `cuda` for a device with memory of its own.
         check: as in `AllocationLog`; what it raises ends the dry run.
 
@@ -104,7 +102,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str, check: Check = no
     """
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated, check=check)
-    clock = Clock(rates or profiles.load(_ANY).rates, log.is_on_host, log.is_on_disk)
+    clock = Clock(machines or [profiles.load(_ANY).rates], log.is_on_host, log.is_on_disk)
     own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
     known = temporary_anywhere if accelerated else temporary
 
@@ -152,7 +150,7 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str, check: Check = no
 
         for batch in batches:
             result = train(batch, "full")
-        spent = clock.spent(known=rates is not None)
+        times, written = clock.spent() if machines else (), clock.written
         jumped = None
         if any("predictor" in spec.claims for spec in trainer.hooks.specs.values()):
             jumped = _jump(train, batches[-1])
@@ -161,7 +159,8 @@ def dry_run(config: RunConfig, rates: Rates | None, kind: str, check: Check = no
             trainer.evaluate(evaluated)
         return DryRun(
             allocations=log,
-            **spent,
+            times=times,
+            written=written,
             tokens=result.tokens,
             process=psutil.Process(os.getpid()).memory_info().rss,
             assumptions=(*mode.assumptions, *([_NO_JUMP] if jumped is False else [])),

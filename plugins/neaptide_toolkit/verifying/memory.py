@@ -40,7 +40,7 @@ def measured(runs: Runs, names: frozenset[str], notes: list[str]) -> MemoryPeaks
         return None
     kind = "cpu" if run.device == "cpu" else "cuda"
     try:
-        planned = dry_run(few.stack.with_only(names)[0], None, kind).allocations
+        planned = dry_run(few.stack.with_only(names)[0], (), kind).allocations
     except NeaptideError as error:
         notes.append(f"memory is not planned: {str(error).splitlines()[0]}")
         return None

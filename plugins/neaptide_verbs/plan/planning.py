@@ -16,10 +16,11 @@ from .machine import CONTEXT
 from .value import Plan, TierPlan, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from neaptide.config import RunConfig
     from neaptide_toolkit.dry_run.allocations import Check, Peak, Where
+    from neaptide_toolkit.dry_run.clock import Times
     from neaptide_toolkit.dry_run.running import DryRun
 
     from .machine import PlannedMachine
@@ -49,17 +50,39 @@ def plan(config: RunConfig, target: PlannedMachine, check: Check = no_limit) -> 
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
     """
-    with with_ram(target.host):
-        done = dry_run(config, target.rates, target.kind, check)
-    seconds = done.seconds
+    return plans(config, [target], check)[0]
+
+
+def plans(
+    config: RunConfig, targets: Sequence[PlannedMachine], check: Check = no_limit
+) -> list[Plan]:
+    """Return the plan of `config` on each of several machines, by one dry run.
+
+    Args:
+        config: of the run.
+        targets: machines of one kind with the same RAM. If there are several, all have rates.
+        check: as in `plan`.
+
+    Raises:
+        NeaptideError: as `plan`.
+    """
+    first, rates = targets[0], [one.rates for one in targets if one.rates is not None]
+    with with_ram(first.host):
+        done = dry_run(config, rates, first.kind, check)
+    times = done.times or (None,)
+    return [_plan(done, one, spent) for one, spent in zip(targets, times, strict=True)]
+
+
+def _plan(done: DryRun, target: PlannedMachine, spent: Times | None) -> Plan:
+    seconds, busy = (None, {}) if spent is None else (spent.seconds, spent.busy)
     tokens = done.tokens / seconds if seconds and done.tokens is not None else None
     return Plan(
         machine=target.name,
         tiers=_tiers(done, target),
         seconds_per_step=seconds,
         tokens_per_second=tokens,
-        bound_by=max(done.busy, key=lambda engine: done.busy[engine], default=None),
-        busy=done.busy,
+        bound_by=max(busy, key=lambda engine: busy[engine], default=None),
+        busy=busy,
         disk_written=done.written,
         assumptions=done.assumptions,
     )

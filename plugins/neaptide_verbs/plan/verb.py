@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from neaptide.config import RunConfig
 
+    from .machine import PlannedMachine
+    from .value import Plan
+
 
 def _profiles() -> tuple[str, ...]:
     from neaptide_toolkit.machine import profiles  # noqa: PLC0415 - only the shell's suggestions
@@ -50,7 +53,10 @@ def plan(
     ] = None,
     device: Annotated[
         str | None,
-        Parameter(help="GiB of the device's memory, `cpu`, or a profile such as `rtx4090`."),
+        Parameter(
+            help="GiB of the device's memory, `cpu`, or a profile such as `rtx4090`; several "
+            "profiles with commas, or `all`."
+        ),
         Offers(_profiles),
     ] = None,
     ram: Annotated[float | None, Parameter(help="GiB of RAM.")] = None,
@@ -73,6 +79,7 @@ def plan(
         neaptide plan my.toml
         neaptide plan my.toml --device rtx4090 --ram 64
         neaptide plan my.toml --device 16 --write fits.toml
+        neaptide plan my.toml --device all --ram 64
         neaptide plan --model hf:models/Llama-3.2-1B --tokens 4096x8 --device rtx4090
     """
     if write is not None and tokens is not None:
@@ -85,12 +92,34 @@ def plan(
     for line in advice(config, ordered):
         LOG.warning("%s", line)
 
-    from . import planning, search, value  # noqa: PLC0415 - they import torch
+    from . import cards  # noqa: PLC0415 - it imports torch
     from .machine import target  # noqa: PLC0415 - likewise
 
-    machine = target(device, ram, config.train.device, disk=disk, disk_rate=disk_rate)
-    start = time.monotonic()
+    def machine(name: str | None) -> PlannedMachine:
+        return target(name, ram, config.train.device, disk=disk, disk_rate=disk_rate)
+
     sys.path.insert(0, str(Path.cwd()))  # as `neaptide run` does
+    if names := cards.several(device):
+        if write or html:
+            msg = "a page or a configuration is of one device; name one @ --device"
+            raise ConfigError(msg)
+        return _plan_several(config, [machine(name) for name in names], json=json)
+    made = _plan_one(config, machine(device), json=json)
+    if html is not None:
+        from .page import plan_page  # noqa: PLC0415 - only the page needs it
+
+        write_new(html, plan_page(made))
+        print_note(f"page: {html}")
+    if write is not None:
+        _write(write, [config] if made.fits else [one.config for one in made.changes[:1]])
+    return 0 if made.fits else DoesNotFitError.exit_code
+
+
+def _plan_one(config: RunConfig, machine: PlannedMachine, *, json: bool) -> Plan:
+    """Print the plan of a machine and, if it does not fit, changes with which it does."""
+    from . import planning, search, value  # noqa: PLC0415 - they import torch
+
+    start = time.monotonic()
     with redirect_stdout(sys.stderr):  # the user's code may print
         made = planning.plan(config, machine)
     if not json:
@@ -103,14 +132,20 @@ def plan(
             print_text(f"\n{value.changes(made)}")
     if json:
         print_json(value.as_json(made))
-    if html is not None:
-        from .page import plan_page  # noqa: PLC0415 - only the page needs it
+    return made
 
-        write_new(html, plan_page(made))
-        print_note(f"page: {html}")
-    if write is not None:
-        _write(write, [config] if made.fits else [one.config for one in made.changes[:1]])
-    return 0 if made.fits else DoesNotFitError.exit_code
+
+def _plan_several(config: RunConfig, machines: Sequence[PlannedMachine], *, json: bool) -> int:
+    """Print a table of the plans of several cards."""
+    from . import cards, planning, value  # noqa: PLC0415 - they import torch
+
+    with redirect_stdout(sys.stderr):  # the user's code may print
+        every = planning.plans(config, machines)
+    if json:
+        print_json([value.as_json(one) for one in every])
+    else:
+        print_text(cards.beside(machines, every))
+    return 0 if any(one.fits for one in every) else DoesNotFitError.exit_code
 
 
 def _told(number: int, settings: dict[str, Any]) -> None:

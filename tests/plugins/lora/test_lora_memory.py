@@ -86,7 +86,7 @@ def test_the_device_never_holds_the_weights_as_they_were() -> None:
     }
     peaks = {
         base: dry_run(
-            configured({**given, "plugins": {"lora": {"base": base, "r": 1}}}, ())[0], None, "cuda"
+            configured({**given, "plugins": {"lora": {"base": base, "r": 1}}}, ())[0], (), "cuda"
         )
         .allocations.peaks("device")["assembly"]
         .bytes

@@ -108,7 +108,7 @@ def config_of(model: str, given: str, **options: Any) -> Any:
 
 
 def planned(config: Any) -> tuple[DryRun, int]:
-    done = dry_run(config, None, "cpu")
+    done = dry_run(config, (), "cpu")
     return done, max(one.bytes for one in done.allocations.peaks("device", "host").values())
 
 

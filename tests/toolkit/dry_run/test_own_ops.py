@@ -27,7 +27,7 @@ def planned(places: Sequence[tuple[int, bool]]) -> tuple[float, float, int]:
     `places` are weights: elements, and whether they are on the device.
     """
     log = AllocationLog(accelerated=True)
-    clock = Clock(profiles.load("rtx4090").rates, log.is_on_host)
+    clock = Clock([profiles.load("rtx4090").rates], log.is_on_host)
     own = OwnOps(lambda one: not log.is_on_host(one))
     mode = Unknown(log.made, clock.ran, lambda *call: own.workspace(*call[:2]), own.plain)
     rows = []
@@ -45,7 +45,8 @@ def planned(places: Sequence[tuple[int, bool]]) -> tuple[float, float, int]:
         adam8bit.adam8bit_step(*lists, torch.tensor(1e-3))
     peaks = log.peaks("device")
     peak = peaks["update"].bytes - before if "update" in peaks else 0
-    return clock.busy["compute"], clock.busy["host"], peak
+    busy = clock.spent()[0].busy
+    return busy.get("compute", 0.0), busy.get("host", 0.0), peak
 
 
 def test_an_update_of_weights_on_both_sides_is_an_update_on_each() -> None:

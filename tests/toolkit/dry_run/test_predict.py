@@ -23,7 +23,7 @@ def done(plugins: dict[str, Any], kind: str = "cuda") -> DryRun:
         "data": {"name": f"{kinds.__name__}:sequences", "options": options},
         "plugins": plugins,
     }
-    return dry_run(configured(whole, ())[0], None, kind)
+    return dry_run(configured(whole, ())[0], (), kind)
 
 
 @pytest.mark.parametrize("name", ["drift", "extrapolate", "momentum"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,6 +15,9 @@ from neaptide_toolkit.machine import profiles
 from neaptide_toolkit.offload import mapped_slabs, slab_bytes
 from neaptide_toolkit.testing import kinds
 from neaptide_toolkit.testing.allocations import counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KINDS = kinds.__name__
 MODELS: dict[str, dict[str, Any]] = {
@@ -77,7 +80,7 @@ def most(done: Any, *places: Any) -> int:
 def test_the_peak_is_that_of_the_run(model: str, stack: str) -> None:
     config = config_of(model, STACKS[stack])
     peak, slabs = measured(config)
-    done = dry_run(config, None, "cpu")
+    done = dry_run(config, (), "cpu")
     assert most(done, "device", "host") == pytest.approx(peak, rel=0.03)
     assert most(done, "pages") == slabs
 
@@ -88,24 +91,43 @@ def test_models_that_depend_on_values_are_planned(name: str) -> None:
         "model": {"name": f"{KINDS}:{name}", "options": {"width": 128}},
         "data": {"name": f"{KINDS}:sequences"},
     }
-    done = dry_run(config_of(name, {}), None, "cpu")
+    done = dry_run(config_of(name, {}), (), "cpu")
     assert most(done, "device") > sum(p.nbytes for p in torch.nn.LSTM(1, 1).parameters())
 
 
 def test_streamed_weights_are_in_ram_and_slots_on_the_device() -> None:
     config = config_of("deep", STACKS["streaming"])
-    done = dry_run(config, profiles.load("rtx4090").rates, "cuda")
+    done = dry_run(config, [profiles.load("rtx4090").rates], "cuda")
     weights = 6 * (2 * 4 * 256 * 256 + (4 + 1 + 2) * 256) * 4
     assert done.allocations.peaks("pages")["full update"].kinds["weights"] >= weights
     assert "weights" not in done.allocations.peaks("device")["full update"].kinds
-    assert {"compute", "to device", "to host"} <= done.busy.keys()
-    assert done.seconds is not None
-    assert done.seconds >= max(done.busy.values())
+    (times,) = done.times
+    assert {"compute", "to device", "to host"} <= times.busy.keys()
+    assert times.seconds >= max(times.busy.values())
+
+
+@pytest.mark.parametrize("stack", ["streaming", "streaming from disk"])
+def test_machines_that_are_counted_together_have_the_times_of_each_alone(
+    stack: str, tmp_path: Path
+) -> None:
+    settings = dict(STACKS["streaming"])
+    if stack == "streaming from disk":
+        settings["layer-streaming"] = {
+            "tier": "disk", "path": str(tmp_path), "update": "in_backward", "ram_gib": 0.001,
+            "endurance_days": 1,
+        }  # fmt: skip
+    config = config_of("deep", settings)
+    rates = [profiles.load(name).rates for name in ("t4", "rtx4090", "h200")]
+    together = dry_run(config, rates, "cuda").times
+    for one, times in zip(rates, together, strict=True):
+        (alone,) = dry_run(config, [one], "cuda").times
+        assert times == alone
+    assert 3 == len({one.seconds for one in together})
 
 
 def test_a_dry_run_leaves_nothing_changed() -> None:
     resize, generator = torch.UntypedStorage.resize_, torch.random.get_rng_state()
-    dry_run(config_of("encoder", {}), None, "cpu")
+    dry_run(config_of("encoder", {}), (), "cpu")
     assert torch.UntypedStorage.resize_ is resize
     assert torch.equal(torch.ones(3) + 1, torch.full((3,), 2.0))
     assert generator.shape == torch.random.get_rng_state().shape

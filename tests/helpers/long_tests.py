@@ -35,6 +35,7 @@ MORE = {
     "tests/contract/test_every_plugin.py::test_plugin_keeps_law": 30.0,
     "tests/core/cli/test_killed.py::test_a_killed_run_goes_on_from_its_newest_checkpoint": 30.0,
     "tests/core/run/test_resume.py::test_resume_from_every_step_is_bitwise": 30.0,
+    "tests/kernels/test_interpreted.py::test_kernels_agree_in_the_interpreter": 30.0,
     "tests/toolkit/integrations/test_transformers_resume.py"
     "::test_a_resumed_training_ends_like_one_that_was_not_stopped": 30.0,
 }

@@ -107,9 +107,8 @@ def load(directory: Path, parts: Parts, *, allow_changes: bool = False) -> Any:
         check_manifest(loaded)
         records = parts.recorder.known(directory, loaded.manifest.facts)
         _check_plugins(loaded, parts, allow_changes=allow_changes)
-    if not allow_changes:
-        with formed(loaded, "config"):
-            _check_config(loaded.section("config"), unstructure(parts.config))
+    with formed(loaded, "config"):
+        _check_config(loaded.section("config"), unstructure(parts.config), changes=allow_changes)
     weights, small = SavedWeights.of(loaded, parts.config.run), small_sections(loaded)
     weights.check(parts.store)
     saved = loaded.manifest.facts["plugins"]
@@ -167,10 +166,7 @@ def _keep_threads(saved: Any, wanted: int | None) -> None:
 
 
 def _load_tensors(
-    parts: Parts,
-    weights: SavedWeights,
-    saved_buffers: Mapping[str, torch.Tensor],
-    gradients: Mapping[str, torch.Tensor],
+    parts: Parts, weights: SavedWeights, buffers: Mapping[str, Any], gradients: Mapping[str, Any]
 ) -> None:
     store = parts.store
     store.zero_gradients()
@@ -181,8 +177,8 @@ def _load_tensors(
             with store.loan(span, "write", of="gradient") as gradient:
                 gradient.copy_(gradients[span.name])
     for name, buffer in parts.model.named_buffers():
-        if name in saved_buffers:
-            buffer.copy_(saved_buffers[name])
+        if name in buffers:
+            buffer.copy_(buffers[name])
 
 
 def digest(parts: Parts, data: Any) -> str:
@@ -235,7 +231,7 @@ def _check_plugins(loaded: Any, parts: Parts, *, allow_changes: bool) -> None:
 _OVERRIDE = ", or allow it with --allow-changes (allow_changes=True)"
 
 
-def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any], *, changes: bool) -> None:
     before, now = _flat(saved), _flat(here)
     differing = [
         f"{key} (saved {before.get(key)!r}, now {now.get(key)!r})"
@@ -243,7 +239,10 @@ def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
         if before.get(key) != now.get(key)
         and not any(key == free or key.startswith(f"{free}.") for free in _FREE)
     ]
-    if differing:
+    if changes and (kept := [one for one in differing if one.startswith("optimizer.")]):
+        text = "the optimizer goes on with the options of the checkpoint, so this has no effect: %s"
+        CONSOLE.warning(text, "; ".join(kept))
+    if differing and not changes:
         msg = f"the checkpoint was saved under another config: {'; '.join(differing)}{_OVERRIDE}"
         raise WrongCheckpointError(msg)
 

@@ -201,3 +201,17 @@ def test_the_way_out_is_one(saved: Path) -> None:
             trainer.load(saved)
         trainer.load(saved, allow_changes=True)
         assert 1 == trainer.state.step
+
+
+def test_options_of_an_optimizer_that_have_no_effect_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"model": {"name": "builtin:mlp"}, "data": {"name": "builtin:digits"}}
+    before, now = {"name": "adamw", "lr": 1e-3}, {"name": "adamw", "lr": 1e-5}
+    with HybridTrainer.from_config({**config, "optimizer": before}) as trainer:
+        trainer.save(tmp_path / "saved")
+    with HybridTrainer.from_config({**config, "optimizer": now}) as trainer:
+        trainer.load(tmp_path / "saved", allow_changes=True)
+        assert 1e-3 == trainer.optimizer.param_groups[0]["lr"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("no effect: optimizer.lr (saved 0.001, now 1e-05)")

@@ -66,6 +66,7 @@ FILES = """\
 - [llama-7b-32gb-ram-disk.toml](../examples/llama-7b-32gb-ram-disk.toml): 7B, AdamW, 32 GiB of RAM and a drive
 - [llama-50b-24gb-disk.toml](../examples/llama-50b-24gb-disk.toml): 50B, AdamW, a card of 24 GiB, 128 GiB of RAM and a drive
 - [frozen-7b-12gb.toml](../examples/frozen-7b-12gb.toml): the last two blocks of 7B, a card of 12 GiB
+- [sdxl-24gb.toml](../examples/sdxl-24gb.toml): the UNet of [Stable Diffusion XL](integrations/diffusers.md), AdamW, a card of 24 GiB
 - [memory-profile.toml](../examples/memory-profile.toml): where the memory of a small model goes
 """
 

@@ -46,4 +46,4 @@ def test_there_are_those_that_the_recipes_name() -> None:
     assert set(re.findall(r"\(\.\./examples/([\w-]+\.toml)\)", text)) == {
         path.name for path in PLANNED
     }
-    assert len(PLANNED) == 8
+    assert len(PLANNED) == 9

@@ -25,10 +25,11 @@ class ActivationCheckpointingConfig:
         help="share of the segments that are checkpointed; these segments are spread evenly over "
         "the model",
     )
-    blocks: str | None = field(
+    blocks: str | tuple[str, ...] | None = field(
         None,
-        help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
-        "children of `ModuleList`, `Sequential` and `ModuleDict`",
+        help="pattern of the blocks' names, such as `model.layers.*`, or a list of patterns; `**` "
+        "stands for any number of names; by default the repeated children of `ModuleList`, "
+        "`Sequential` and `ModuleDict`",
     )
     exclude: tuple[str, ...] = field(
         (), help="patterns of the names of blocks that keep their activations"

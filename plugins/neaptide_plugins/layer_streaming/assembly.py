@@ -14,6 +14,7 @@ from .choices import chosen, room_for
 from .streaming import Streaming
 from .tiers.homes import Homes
 from .weights.loading import check_values
+from .weights.uneven import large_block
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,8 @@ def build(
         settings = chosen(config, optimizer, run.config.train, run.device)
         disk, problem = room_for(config, settings, model, blocks, optimizer, run.device)
         if problem is not None:
-            msg = f"{problem} {_WHERE}"
+            hint = large_block(blocks)
+            msg = f"{problem}{'; ' + hint if hint else ''} {_WHERE}"
             raise DoesNotFitError(msg)
         with only_new_objects():
             return Streaming(

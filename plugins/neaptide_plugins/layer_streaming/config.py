@@ -15,10 +15,11 @@ from neaptide.plugin import PluginSpec
 class LayerStreamingConfig:
     """`[plugins.layer-streaming]`."""
 
-    blocks: str | None = field(
+    blocks: str | tuple[str, ...] | None = field(
         None,
-        help="pattern of the blocks' names, such as `model.layers.*`; by default the repeated "
-        "children of `ModuleList`, `Sequential` and `ModuleDict`",
+        help="pattern of the blocks' names, such as `model.layers.*`, or a list of patterns; `**` "
+        "stands for any number of names; by default the repeated children of `ModuleList`, "
+        "`Sequential` and `ModuleDict`",
     )
     exclude: tuple[str, ...] = field((), help="patterns of blocks that stay on the device")
     mode: Literal["recompute", "graph"] = field(

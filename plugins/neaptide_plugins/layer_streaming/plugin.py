@@ -17,6 +17,7 @@ from .outside import check_graph, told_outside
 from .store import StreamedStore
 from .tiers.wear import Wear
 from .turns import Turns
+from .weights.uneven import large_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,6 +85,9 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         if streaming.applying is not None:
             run.stash.on_set(ROLLBACK, streaming.applying.forget)
         run.log.info("streaming.started", **decided(streaming, run, self.config))
+        hint = large_block([(block.name, block.module) for block in streaming.blocks])
+        if hint is not None:
+            run.log.warning("streaming.large_block", hint=hint)
         if streaming.homes.files:
             self._wear = Wear(streaming.homes, self.config, run)
         if streaming.homes.unpinned is not None:

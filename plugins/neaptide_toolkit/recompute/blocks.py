@@ -15,7 +15,7 @@ _REPEATED = 2
 
 
 def find_blocks(
-    model: nn.Module, pattern: str | None = None, exclude: Sequence[str] = ()
+    model: nn.Module, pattern: str | Sequence[str] | None = None, exclude: Sequence[str] = ()
 ) -> list[tuple[str, nn.Module]]:
     """Return the model's blocks in order, as (qualified name, module).
 
@@ -23,28 +23,52 @@ def find_blocks(
     of ModuleDicts that have children themselves. A child is a block if at least two children of its
     class have parameters. If containers with blocks are nested, only the outermost container is
     searched. A module without a forward, such as a ModuleList in a ModuleList, is replaced by its
-    children. With a `pattern`, the blocks are the modules whose whole qualified name matches; `*`
-    does not match a dot. Blocks that match a pattern in `exclude` are left out. Raises ValueError
-    if a pattern matches nothing, or if `pattern` matches a module without a forward.
+    children. With a `pattern`, or several, the blocks are the modules whose whole qualified name
+    matches; `*` does not match a dot, and `**` in the place of a name matches any number of names.
+    Blocks that match a pattern in `exclude` are left out. Raises ValueError if a pattern matches
+    nothing, or if `pattern` matches a module without a forward or one inside another block.
     """
     named = [(name, module) for name, module in model.named_modules() if name]
     if pattern is None:
         found = _repeated_children(model)
     else:
-        found = [(name, module) for name, module in named if _matches(name, pattern)]
-        if not found:
-            raise ValueError(_unmatched(pattern, [name for name, _ in named]))
-        for name, module in found:
-            if not _has_forward(module):
-                raise ValueError(_uncalled(name, module, pattern))
+        found = _named(named, [pattern] if isinstance(pattern, str) else pattern)
     for entry in exclude:
         if not any(_matches(name, entry) for name, _ in found):
             raise ValueError(_unmatched(entry, [name for name, _ in found]))
-    return [
+    left = [
         (name, module)
         for name, module in found
         if not any(_matches(name, entry) for entry in exclude)
     ]
+    _check_apart(left)
+    return left
+
+
+def _named(
+    named: Sequence[tuple[str, nn.Module]], patterns: Sequence[str]
+) -> list[tuple[str, nn.Module]]:
+    """Return the modules of `named` that match, in the order of `named`."""
+    matching: dict[str, str] = {}
+    for pattern in patterns:
+        those = [name for name, _ in named if _matches(name, pattern)]
+        if not those:
+            raise ValueError(_unmatched(pattern, [name for name, _ in named]))
+        matching |= dict.fromkeys(those, pattern)
+    found = [(name, module) for name, module in named if name in matching]
+    for name, module in found:
+        if not _has_forward(module):
+            raise ValueError(_uncalled(name, module, matching[name]))
+    return found
+
+
+def _check_apart(blocks: Sequence[tuple[str, nn.Module]]) -> None:
+    around: dict[int, str] = {}
+    for name, module in blocks:
+        if id(module) in around:
+            msg = f"{name!r} is a part of the block {around[id(module)]!r}; exclude one of them"
+            raise ValueError(msg)
+        around |= {id(part): name for part in module.modules() if part is not module}
 
 
 def _repeated_children(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -90,8 +114,16 @@ def _uncalled(name: str, module: nn.Module, pattern: str) -> str:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+    return _match(name.split("."), pattern.split("."))
+
+
+def _match(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    if not wanted:
+        return not parts
+    first, *others = wanted
+    if first == "**":
+        return any(_match(parts[start:], others) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], first) and _match(parts[1:], others)
 
 
 def _unmatched(pattern: str, names: list[str]) -> str:

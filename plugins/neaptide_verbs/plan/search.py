@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from neaptide.config.tables import leaves, overlay
 from neaptide.errors import NeaptideError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
+from neaptide.io.logging import CONSOLE
 
 from .planning import PlanTooLongError, plan, plan_if_fits
 from .value import Remedy
@@ -77,7 +79,8 @@ def with_changes(
             tried += 1
             tell(tried, settings)
             try:
-                other = plan_if_fits(changed, machine, end)
+                with _unheard():  # each would log what the first plan has logged
+                    other = plan_if_fits(changed, machine, end)
             except PlanTooLongError:
                 tried, left = tried - 1, True
                 break
@@ -87,6 +90,15 @@ def with_changes(
         if found or left:
             break
     return attrs.evolve(made, changes=_best(found), changes_tried=tried, changes_left=left)
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    before, CONSOLE.disabled = CONSOLE.disabled, True
+    try:
+        yield
+    finally:
+        CONSOLE.disabled = before
 
 
 def _candidates(

@@ -96,17 +96,33 @@ def test_what_is_never_called_is_no_block_but_what_is_in_it() -> None:
         ("layers.*.0", (), ["layers.0.0", "layers.1.0", "layers.2.0"]),
         ("layers.*", ("layers.1",), ["layers.0", "layers.2"]),
         (None, ("layers.*", "tail.1"), ["tail.3"]),
+        (("tail.[13]", "layers.*"), (), ["layers.0", "layers.1", "layers.2", "tail.1", "tail.3"]),
+        ("**.1", ("layers.1",), ["layers.0.1", "layers.1.1", "layers.2.1", "tail.1"]),
+        ("**.0.0", (), ["layers.0.0"]),
+        ("layers.**.1.**.1", (), ["layers.1.1"]),
+        ("tail.**", ("tail", "tail.[02]"), ["tail.1", "tail.3"]),
     ],
 )
-def test_a_star_stays_within_one_part_of_the_name(
-    pattern: str | None, exclude: tuple[str, ...], expected: list[str]
+def test_a_star_stays_within_one_part_of_the_name_and_two_stars_do_not(
+    pattern: str | tuple[str, ...] | None, exclude: tuple[str, ...], expected: list[str]
 ) -> None:
     assert expected == names(Encoder(), pattern, exclude)
+
+
+@pytest.mark.parametrize("pattern", ["layers.**.0", ("layers.*", "layers.0.0")])
+def test_a_block_inside_another_is_refused(pattern: str | tuple[str, ...]) -> None:
+    inside = r"'layers\.0\.0' is a part of the block 'layers\.0'; exclude one of them"
+    with pytest.raises(ValueError, match=inside):
+        names(Encoder(), pattern)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"blocks": ["blocks.*", "block.*"]},
+            "no module name matches 'block.*' (did you mean 'blocks.3'?)",
+        ),
         ({"blocks": "block.*"}, "no module name matches 'block.*' (did you mean 'blocks.3'?)"),
         (
             {"exclude": ["blocks.7"]},

@@ -81,3 +81,18 @@ class SteppedOptimizer:
         """Load a state that torch's optimizer of the same class returned."""
         with self._pieces.settled():
             self._pieces.store.load_optimizer_state_dict(state)
+
+
+@contextmanager
+def captured_losses(accelerator: Any) -> Iterator[list[torch.Tensor]]:
+    """Yield a list that gets each loss of `accelerator.backward`, which does nothing else."""
+    losses: list[torch.Tensor] = []
+
+    def backward(loss: torch.Tensor) -> None:
+        losses.append(loss / accelerator.gradient_accumulation_steps)
+
+    accelerator.backward = backward
+    try:
+        yield losses
+    finally:
+        del accelerator.backward

@@ -175,13 +175,16 @@ class SteppedRun:
     def evaluation(self, run: Callable[[], Any]) -> Any:
         """Return `run()`, a whole evaluation, inside the plugins' middleware of evaluations.
 
-        The random state and the modules' modes stay as `run` leaves them: the other library's next
-        log line and next step depend on them.
+        The modules' modes are for `run` what they are now. They and the random state stay as `run`
+        leaves them: the other library's next log line and next step depend on them.
         """
         found: list[tuple[Any, dict[str, Any], dict[nn.Module, bool]]] = []
         modules = list(self.hybrid.model.modules())
+        now = [one.training for one in modules]
 
         def batches() -> Iterator[Any]:
+            for module, training in zip(modules, now, strict=True):
+                module.training = training
             result = run()
             found.append((result, rng.capture(), {one: one.training for one in modules}))
             yield from ()

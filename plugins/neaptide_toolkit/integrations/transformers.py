@@ -9,19 +9,20 @@ Callbacks, clipping, schedules, accumulation and checkpoints stay those of Train
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from transformers import Trainer
 
-from neaptide import RunConfig
 from neaptide.hooks.enabling import configured
 
 from .arguments import check_arguments
-from .optimizers import SteppedOptimizer
+from .optimizers import SteppedOptimizer, captured_losses
 from .pieces import SteppedRun
+from .references import Reference, of_reference, placing_run
 from .refusals import check_plugins, check_settings, is_placed
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from neaptide import PluginSpec
+    from neaptide import PluginSpec, RunConfig
 
 FOLDER = "neaptide"
 """The Neaptide checkpoint inside each checkpoint of Trainer."""
@@ -52,6 +53,9 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
     Args:
         neaptide_config: a TOML, YAML or JSON file, a mapping or a RunConfig, as for HybridTrainer.
         neaptide_plugins: names of installed plugins, or manifests, in addition to the config's.
+        neaptide_reference: how a frozen model beside the trained one, such as DPO's `ref_model`, is
+            placed: True for the settings by which a plugin places the trained one, a mapping for
+            other settings of this plugin, False for Trainer's way, whole on the device.
 
     All other arguments are Trainer's. While `train()` runs, plugins may hold the weights elsewhere;
     afterwards the model is as Trainer leaves it.
@@ -64,12 +68,15 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
     _pieces: SteppedRun | None = None
     _over = True
     """Whether no training runs, or its run has ended."""
+    _within = False
+    """Whether an evaluation runs."""
 
     def __init__(
         self,
         *args: Any,
         neaptide_config: RunConfig | Mapping[str, Any] | str | Path | None = None,
         neaptide_plugins: Iterable[str | PluginSpec] = (),
+        neaptide_reference: bool | Mapping[str, Any] = True,
         **kwargs: Any,
     ) -> None:
         config, ordered = configured(neaptide_config, neaptide_plugins)
@@ -77,13 +84,43 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
         check_plugins(ordered, _INSTEAD)
         self._neaptide_config, self._neaptide_plugins = config, ordered
         self._placed = is_placed(ordered)
-        super().__init__(*args, **kwargs)
-        check_arguments(self.args, self.accelerator, ordered)
-        if self._placed:
-            device = attrs.evolve(config.train, device=str(self.args.device))
-            self._neaptide_config = attrs.evolve(config, train=device)
+        self._references: list[Reference] = []
+        self._of_reference = of_reference(config, ordered, given=neaptide_reference)
+        try:
+            super().__init__(*args, **kwargs)
+            check_arguments(self.args, self.accelerator, ordered)
+        finally:  # TRL may have computed with a reference
+            self._end()
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create Trainer's accelerator; clip, and place models, where the plugins hold weights."""
+        super().create_accelerator_and_postprocess()
         self._clip_theirs = self.accelerator.clip_grad_norm_
         self.accelerator.clip_grad_norm_ = self._clip
+        self._prepare_theirs = self.accelerator.prepare_model
+        self.accelerator.prepare_model = self._prepared
+
+    def _prepared(
+        self, model: Any, *args: Any, evaluation_mode: bool = False, **kwargs: Any
+    ) -> Any:
+        """Prepare as accelerate does, but place a model that is not trained as the plugin does."""
+        config = self._of_reference
+        beside = evaluation_mode and model is not self.model and config is not None
+        with self._left_in_place() if beside else nullcontext():
+            prepared = self._prepare_theirs(model, *args, evaluation_mode=evaluation_mode, **kwargs)
+        if config is not None and beside:
+            self._references.append(Reference(prepared, partial(self._placing, config)))
+        return prepared
+
+    def _placing(self, config: RunConfig, model: Any) -> SteppedRun:
+        return placing_run(self._on_device(config), self._neaptide_plugins, model)
+
+    def _on_device(self, config: RunConfig) -> RunConfig:
+        """Return the config with Trainer's device, if a plugin moves the model there."""
+        if not self._placed:
+            return config
+        device = attrs.evolve(config.train, device=str(self.args.device))
+        return attrs.evolve(config, train=device)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self._placed:
@@ -118,7 +155,7 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
         if self._pieces is None:
             real = self.optimizer.optimizer
             self._pieces = SteppedRun(
-                self.model, real, self._neaptide_config, self._neaptide_plugins
+                self.model, real, self._on_device(self._neaptide_config), self._neaptide_plugins
             )
             self.optimizer.optimizer = SteppedOptimizer(real, self._pieces, self._note_skipped)
         return self._pieces
@@ -128,11 +165,13 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
 
     def _end(self, error: BaseException | None = None) -> None:
         pieces, self._pieces, self._over = self._pieces, None, True
-        stepped = getattr(self.optimizer, "optimizer", None)
+        stepped = getattr(getattr(self, "optimizer", None), "optimizer", None)
         if isinstance(stepped, SteppedOptimizer):
             self.optimizer.optimizer = stepped.real
         if pieces is not None:
             pieces.close(error)
+        for one in self._references:
+            one.end(error)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Make Trainer's own step, but run its backward in a HybridTrainer's step."""
@@ -141,7 +180,7 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
         def compute() -> torch.Tensor:
             if not model.training:
                 return self._probed(model, inputs)
-            with _captured(self.accelerator) as losses:
+            with captured_losses(self.accelerator) as losses:
                 returned.append(
                     super(NeaptideMixin, self).training_step(model, inputs, *args, **kwargs)
                 )
@@ -174,27 +213,32 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate inside the plugins' middleware; outside of a training, only place the model."""
-        if self._over and (not self._placed or self._pieces is not None):
+        if self._within or (self._over and not self._placed):
             return super().evaluation_loop(*args, **kwargs)
         pieces = self._placing_alone() if self._over else self._begin()
+        self._within = True
         try:
             with self._left_in_place():
                 return pieces.evaluation(
                     lambda: super(NeaptideMixin, self).evaluation_loop(*args, **kwargs)
                 )
         finally:
+            self._within = False
             if self._over:
-                self._pieces = None
-                pieces.close()
+                self._end()
 
     def _placing_alone(self) -> SteppedRun:
-        """Return a run, without a directory, of the plugins that place the model."""
-        ordered = [spec for spec in self._neaptide_plugins if is_placed([spec])]
-        config = self._neaptide_config
-        plugins = {spec.name: config.plugins[spec.name] for spec in ordered}
-        alone = attrs.evolve(config, run=RunConfig().run, plugins=plugins)
-        self._pieces = SteppedRun(self.model, None, alone, ordered)
+        """Return the run in which the model is only placed; begin it if there is none."""
+        if self._pieces is None:
+            self._pieces = self._placing(self._neaptide_config, self.model)
         return self._pieces
+
+    def compute_ref_log_probs(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute TRL's log-probabilities of a reference that is the model before its training."""
+        theirs = partial(super().compute_ref_log_probs, model, *args, **kwargs)
+        if model is not self.model or not self._placed:
+            return theirs()
+        return self._placing_alone().evaluation(theirs)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch inside the plugins' middleware."""
@@ -238,18 +282,3 @@ class NeaptideMixin(_Base):  # type: ignore[misc]
 
 class NeaptideTrainer(NeaptideMixin, Trainer):  # type: ignore[misc]
     """A transformers Trainer with Neaptide's steps; see `NeaptideMixin`."""
-
-
-@contextmanager
-def _captured(accelerator: Any) -> Iterator[list[torch.Tensor]]:
-    """Yield a list that gets each loss of `accelerator.backward`, which does nothing else."""
-    losses: list[torch.Tensor] = []
-
-    def backward(loss: torch.Tensor) -> None:
-        losses.append(loss / accelerator.gradient_accumulation_steps)
-
-    accelerator.backward = backward
-    try:
-        yield losses
-    finally:
-        del accelerator.backward

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FIRST = {"exclude": ["transformer_blocks.0"]}
 AT_ONCE = {"update": "in_backward", "inputs": "host"}
 CASES = [(unet, {}), (unet, {"blocks": PARTS}), (unet, {"blocks": PARTS, **AT_ONCE})]
-CASES += [(dit, FIRST), (dit, {**FIRST, **AT_ONCE}), (dit, {"mode": "graph"})]
+CASES += [(dit, FIRST), (dit, {**FIRST, **AT_ONCE}), (dit, {**FIRST, "mode": "graph"})]
 
 
 def trained(

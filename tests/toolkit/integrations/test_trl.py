@@ -11,7 +11,7 @@ from datasets import Dataset
 from hf_trainers import Done, Heard, assert_same, logs_of
 from support import DEVICE
 from transformers import set_seed
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import SFTConfig, SFTTrainer
 
 from neaptide import ConfigError
 from neaptide_toolkit.integrations.transformers import NeaptideMixin
@@ -61,51 +61,6 @@ def tuned(cls: Any, folder: Path, data: Any, given: dict[str, Any], **settings: 
     trainer.train()
     weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
     return Done(trainer, logs_of(trainer), heard.events, weights)
-
-
-class StreamedDpo(NeaptideMixin, DPOTrainer):  # type: ignore[misc] - trl is not checked
-    """As a user writes it."""
-
-
-def preferred(cls: Any, folder: Path, given: dict[str, Any]) -> Done:
-    """Train a small Llama on preferences, beside a frozen reference."""
-    set_seed(1)
-    heard, drawn = Heard(), random.Random(0)
-    keys = ("prompt", "chosen", "rejected")
-    data = Dataset.from_list([{key: sentence(drawn) for key in keys} for _ in range(9)])
-    arguments = DPOConfig(
-        str(folder / "out"),
-        use_cpu=DEVICE.type == "cpu",
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-        logging_steps=1,
-        save_strategy="no",
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        gradient_checkpointing=False,
-        num_train_epochs=2,
-        learning_rate=1e-2,
-    )
-    trainer = cls(
-        save_model(folder / "model"),
-        ref_model=save_model(folder / "reference"),
-        args=arguments,
-        train_dataset=data,
-        processing_class=save_tokenizer(folder / "tokenizer"),
-        callbacks=[heard],
-        **given,
-    )
-    trainer.train()
-    weights = {name: one.clone() for name, one in trainer.model.state_dict().items()}
-    return Done(trainer, logs_of(trainer), heard.events, weights)
-
-
-def test_dpo_trains_alike(tmp_path: Path) -> None:
-    theirs = preferred(DPOTrainer, tmp_path / "theirs", {})
-    ours = preferred(StreamedDpo, tmp_path / "ours", {"neaptide_plugins": EXACT})
-    assert_same(ours, theirs)
-    assert any(line.get("rewards/margins") for line in theirs.logs)
 
 
 def texts() -> Any:

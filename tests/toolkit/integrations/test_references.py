@@ -22,7 +22,10 @@ from neaptide_toolkit.integrations.transformers import NeaptideMixin
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.*pin_memory.*")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+    pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast.*"),  # transformers 4
+]
 EXACT = ["layer-streaming", "optimizer-offload"]
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*loss_type=None.*"),
     pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+    pytest.mark.filterwarnings("ignore:.*mtime may not be reliable.*"),  # transformers 4
+    pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.autocast.*"),  # transformers 4
 ]
 PLUGINS: dict[str, list[Any]] = {
     "none": [],

@@ -14,8 +14,6 @@ from neaptide.tensors import mapped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from neaptide import StepResult
-
     from .pieces import SteppedRun
 
 
@@ -45,14 +43,30 @@ class SteppedOptimizer:
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.real.param_groups = groups
 
-    def step(self, closure: None = None) -> StepResult:
-        """Update the weights; TypeError for a closure, because the backward was made before."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Call `closure` once, if there is one; update the weights; return what it returned.
+
+        Without gradients nothing changes, as with torch's optimizers.
+        """
+        value = None
         if closure is not None:
-            msg = f"optimizer.step takes no closure in this loop (got {closure!r})"
-            raise TypeError(msg)
-        result = self._pieces.update()
-        self._skipped(result.outcome is Outcome.SKIPPED)
-        return result
+            with torch.enable_grad():
+                value = closure()
+        if self._pieces.has_gradients:
+            result = self._pieces.update()
+            self._skipped(result.outcome is Outcome.SKIPPED)
+        else:
+            self._check_no_gradients()
+        return value
+
+    def _check_no_gradients(self) -> None:
+        groups = self.real.param_groups
+        if any(one.grad is not None for group in groups for one in group["params"]):
+            msg = (
+                "these gradients were made by loss.backward() itself; use the backward of this "
+                "loop (accelerator.backward, self.manual_backward)"
+            )
+            raise RuntimeError(msg)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
         """Drop the gradients since the last update."""

@@ -2,7 +2,8 @@
 
 Such a loop runs a backward per micro-batch, then clips, calls its callbacks, and updates. Here each
 micro-batch is a `HybridTrainer.step` that defers the update, and the update is a step without a
-micro-batch.
+micro-batch. If the loop can hand over its loss function, `micro_batch` makes forward and backward.
+If the user's own code calls the model, `forward` is a step of its own, and so is `backward`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 
-from neaptide import ConfigError, HybridTrainer, Outcome, Plugin, PluginSpec, hookimpl
+from neaptide import ConfigError, HybridTrainer
 from neaptide.api import rng
 from neaptide.api.steps import WeighedLoss
-from neaptide.plugin import NoConfig
+from neaptide.run.fit import FITTING
+from neaptide.tensors import batch_tensors
+
+from .step_plugin import SPEC, StepInPieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,65 +28,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import (
-        AroundOptimizerStep,
-        AroundTrainStep,
-        ParameterStore,
-        RunConfig,
-        StepResult,
-        Trained,
-    )
-
-
-class _NoMicroBatches(list[Any]):
-    """No micro-batch; true, so that the loop does not take the batch itself instead."""
-
-    def __bool__(self) -> bool:
-        return True
-
-
-@attrs.define(eq=False)
-class StepInPieces(Plugin[NoConfig]):
-    """Defers the update of each step until a step is called to update only."""
-
-    updating: bool = attrs.field(init=False, default=False)
-    """Whether the present step only updates."""
-    norm: torch.Tensor | None = attrs.field(init=False, default=None)
-    """L2 norm of the gradients before the other library clipped them; None if not measured."""
-
-    @hookimpl(tryfirst=True)
-    def plan_micro_batches(self) -> list[Any] | None:
-        """Return no micro-batch for a step that only updates."""
-        return _NoMicroBatches() if self.updating else None
-
-    @hookimpl(tryfirst=True)
-    def around_train_step(self) -> AroundTrainStep:
-        """Report the gradients' norm as it was before the other library clipped them."""
-
-        def step(following: Callable[..., Trained], **arguments: Any) -> Trained:
-            trained = following(**arguments)
-            known = self.updating and self.norm is not None
-            return attrs.evolve(trained, gradient_norm=self.norm) if known else trained
-
-        return step
-
-    @hookimpl(tryfirst=True)
-    def around_optimizer_step(self) -> AroundOptimizerStep:
-        """Defer the update of a step with a micro-batch."""
-
-        def update(following: Callable[..., Outcome], **arguments: Any) -> Outcome:
-            return following(**arguments) if self.updating else Outcome.DEFERRED
-
-        return update
-
-
-SPEC = PluginSpec(
-    name="step-in-pieces",
-    load=f"{__name__}:{StepInPieces.__name__}",
-    summary="Lets the loop of another library call the parts of a step.",
-    claims={"gradient.accumulation"},
-)
-"""Not installed: only the integrations enable it."""
+    from neaptide import ParameterStore, Phase, PluginSpec, RunConfig, StepResult
 
 
 class SteppedRun:
@@ -107,6 +52,7 @@ class SteppedRun:
         plugins: Iterable[str | PluginSpec],
     ) -> None:
         self._compute: Callable[[], torch.Tensor] | None = None
+        self._batch: Any = None
         self.hybrid = HybridTrainer(
             model, optimizer, loss_fn=self._loss, config=config, plugins=[*plugins, SPEC]
         )
@@ -124,15 +70,24 @@ class SteppedRun:
             raise error
 
     def _loss(self, model: nn.Module, batch: Any) -> WeighedLoss:
-        """Return the loss that the other library computes, with the weight that it gave itself.
+        """Return the loss that the other library computes."""
+        del model, batch  # known to `compute`
+        if self._compute is None:
+            raise _again()
+        return self._weighed(self._compute())
+
+    def _weighed(self, loss: torch.Tensor) -> WeighedLoss:
+        """Return the loss with the weight that the other library gave it.
 
         Only the first micro-batch counts, as one: so the gradients are added and not averaged.
         """
-        del model, batch  # known to `compute`
-        assert self._compute is not None, "set by the calls below"
-        value = self._compute()
-        more = torch.is_grad_enabled() and self.hybrid.state.accumulation.pieces > 0
-        return WeighedLoss(value, 0.0 if more else 1.0, is_sum=True)
+        more = torch.is_grad_enabled() and self.has_gradients
+        return WeighedLoss(loss, 0.0 if more else 1.0, is_sum=True)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients have been added since the last update."""
+        return self.hybrid.state.accumulation.pieces > 0
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -141,19 +96,60 @@ class SteppedRun:
         with self._computing(compute):
             return self.hybrid.step(batch)
 
+    def forward(self, batch: Any, call: Callable[[], Any]) -> Any:
+        """Return `call()`, a forward of the user's own code, inside the middleware of a step.
+
+        `batch` stands for the inputs. `backward` makes the rest of the step.
+        """
+        found: list[Any] = []
+
+        def calling(phase: Phase) -> None:
+            found.append(self._inside(batch, phase, "train", call, _reached))
+
+        self._batch, self._pieces.calling = batch, calling
+        # The weights are the run's until the backward, and not the user's.
+        self.hybrid.run.stash.set(FITTING, object())
+        try:
+            self._step(batch)
+        finally:
+            self._pieces.calling = None
+        self.hybrid.state.batches -= 1  # the backward counts it
+        return found[-1]
+
+    def backward(self, loss: torch.Tensor) -> StepResult:
+        """Add the gradients of a loss whose forward was `forward`."""
+        self._pieces.handed = self._weighed(loss)
+        try:
+            return self._step(self._batch)
+        finally:
+            self._pieces.handed = None
+            self.hybrid.run.stash.set(FITTING, None)
+
     def update(self) -> StepResult:
         """Update the weights with the gradients of all micro-batches since the last update."""
         state = self.hybrid.state
-        if not state.accumulation.pieces or state.phase is None:
+        if not self.has_gradients or state.phase is None:
             msg = "an update needs gradients: train on a batch first"
             raise RuntimeError(msg)
         self._pieces.updating = True
         try:
-            result = self.hybrid.step({}, phase=state.phase.name)
+            result = self._step({}, phase=state.phase.name)
         finally:
             self._pieces.updating, self._pieces.norm = False, None
         state.batches -= 1  # this step has taken no batch
         return result
+
+    def _step(self, batch: Any, phase: str | None = None) -> StepResult:
+        """Make a step that leaves the modules in the modes in which the user's code has them."""
+        model = self.hybrid.model
+        kept = {} if model.training else {one: one.training for one in model.modules()}
+        self._pieces.modes = kept
+        try:
+            return self.hybrid.step(batch, phase=phase)
+        finally:
+            self._pieces.modes = {}
+            for module, training in kept.items():
+                module.training = training
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Return the L2 norm of all gradients; clip them to `max_norm`, which may be inf."""
@@ -163,11 +159,24 @@ class SteppedRun:
             self.store.clip_gradients(max_norm, norm)
         return norm
 
+    def clamp(self, limit: float) -> None:
+        """Clamp each gradient to -limit … limit, as torch's `clip_grad_value_`."""
+        for span in self.store.spans():
+            if not span.trainable:
+                continue
+            try:
+                with self.store.loan(span, "read", of="gradient"):
+                    pass
+            except KeyError:  # a parameter without a part in the loss
+                continue
+            with self.store.loan(span, "write", of="gradient") as gradient:
+                gradient.clamp_(-limit, limit)
+
     def forget(self) -> None:
         """Drop the gradients since the last update."""
-        state = self.hybrid.state
-        if state.accumulation.pieces:
+        if self.has_gradients:
             self.store.zero_gradients()
+            state = self.hybrid.state
             state.accumulation = type(state.accumulation)()
 
     # -- evaluation -------------------------------------------------------------------------------
@@ -175,43 +184,58 @@ class SteppedRun:
     def evaluation(self, run: Callable[[], Any]) -> Any:
         """Return `run()`, a whole evaluation, inside the plugins' middleware of evaluations.
 
-        The modules' modes are for `run` what they are now. They and the random state stay as `run`
-        leaves them: the other library's next log line and next step depend on them.
+        What `run` leaves stays: random state, modes and buffers.
         """
-        found: list[tuple[Any, dict[str, Any], dict[nn.Module, bool]]] = []
-        modules = list(self.hybrid.model.modules())
-        now = [one.training for one in modules]
+        found: list[Any] = []
 
-        def batches() -> Iterator[Any]:
-            for module, training in zip(modules, now, strict=True):
-                module.training = training
-            result = run()
-            found.append((result, rng.capture(), {one: one.training for one in modules}))
-            yield from ()
+        def evaluate(**_: Any) -> float:
+            found.append(run())
+            return math.nan  # the other library knows the loss
 
-        self.hybrid.evaluate(batches())
-        ((result, state, modes),) = found
-        rng.restore(state)
-        for module, training in modes.items():
-            module.training = training
-        return result
+        hybrid = self.hybrid
+        around = hybrid.hooks.around("around_evaluate", evaluate, hybrid.run)
+        around(batches=(), phase=self._phase())
+        return found[-1]
 
     def evaluated(
         self, batch: Any, compute: Callable[[], Any], loss_of: Callable[[Any], Any]
     ) -> Any:
         """Return `compute()`, the evaluation of one batch, inside the middleware of forwards."""
-        found: list[tuple[Any, dict[str, Any]]] = []
+        self.hybrid.run.stash.set(FITTING, None)
+        return self._inside(batch, self._phase(), "evaluate", compute, loss_of)
 
-        def loss() -> torch.Tensor:
-            result = compute()
-            found.append((result, rng.capture()))
+    def _phase(self) -> Phase:
+        state = self.hybrid.state
+        return state.phase or state.schedule.phase
+
+    def _inside(
+        self,
+        batch: Any,
+        phase: Phase,
+        moment: str,
+        call: Callable[[], Any],
+        loss_of: Callable[[Any], Any],
+    ) -> Any:
+        """Return `call()` inside the middleware of forwards, which gets `loss_of` the result."""
+        found: list[tuple[Any, torch.Tensor]] = []
+
+        def forward(**_: Any) -> WeighedLoss:
+            if found:
+                raise _again()
+            with self.store.compute():
+                result = call()
             value = loss_of(result)
-            return torch.zeros(()) if value is None else value
+            value = torch.zeros(()) if value is None else value.float()
+            found.append((result, value))
+            return WeighedLoss(value, 1.0, is_sum=True)
 
-        with self._computing(loss):
-            self.hybrid.evaluate([batch], plain=True)
-        result, state = found[-1]
-        rng.restore(state)
+        hybrid = self.hybrid
+        around = hybrid.hooks.around("around_forward", forward, hybrid.run)
+        loss = around(model=hybrid.model, batch=batch, phase=phase, moment=moment)
+        ((result, value),) = found
+        if loss.value is not value:
+            msg = "a plugin changes the loss in around_forward; here the loss is the other loop's"
+            raise ConfigError(msg)
         return result
 
     @contextmanager
@@ -243,3 +267,30 @@ class SteppedRun:
     def close(self, error: BaseException | None = None) -> None:
         """End the run. Afterwards the model and the optimizer are as without plugins."""
         self.hybrid.__exit__(None, error, None)
+
+
+def _again() -> ConfigError:
+    return ConfigError(
+        "a plugin needs the loss of a batch once more, which only the user's code can compute here;"
+        " remove the plugin or its measurement"
+    )
+
+
+def _reached(output: Any) -> torch.Tensor | None:
+    """Return a 0-dim tensor whose graph has those of all tensors in the output of a model."""
+    parts = [
+        one.reshape(-1)[:1].sum().float()
+        for one in _tensors(output)
+        if one.requires_grad and one.is_floating_point()
+    ]
+    return torch.stack(parts).sum() if parts else None
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, dict | list | tuple):
+        for one in output.values() if isinstance(output, dict) else output:
+            yield from _tensors(one)
+    else:
+        yield from batch_tensors(output)

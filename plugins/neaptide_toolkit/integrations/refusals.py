@@ -48,3 +48,31 @@ def check_plugins(ordered: Iterable[PluginSpec], instead: Mapping[str, str]) -> 
 def is_placed(ordered: Iterable[PluginSpec]) -> bool:
     """Return whether a plugin moves the model to the device."""
     return any(PLACEMENT in spec.claims for spec in ordered)
+
+
+_AGAIN = {
+    "predictor": "it needs the loss of a batch again, which only the user's code computes",
+    "pace": "it needs the loss of a batch again, which only the user's code computes",
+    "linear.backward": "its measurements need the loss of a batch again",
+}
+"""Claims of plugins that call a loss function a second time."""
+
+
+def check_called(config: RunConfig, ordered: Iterable[PluginSpec]) -> None:
+    """Raise ConfigError for a plugin that cannot work where the user's code calls the model."""
+    for spec in ordered:
+        where = f"plugins.{spec.name}"
+        for claim in sorted(spec.claims & _AGAIN.keys()):
+            msg = f"{spec.name!r} does not work in this loop: {_AGAIN[claim]}; remove it @ {where}"
+            raise ConfigError(msg)
+        own = config.plugins[spec.name]
+        if "saved-tensors" in spec.claims and getattr(own, "check_every", 0):
+            msg = f"measurements need the loss of a batch again; set 0 @ {where}.check_every"
+            raise ConfigError(msg)
+        if "autocast" in spec.claims:
+            names = ("dtype", "warmup", "full", "correct", "predict", "evaluate")
+            for name in names:
+                got = getattr(own, name, None)
+                if got in {"fp16", "fp8", "auto"}:
+                    msg = f"losses are scaled outside of this loop; set 'bf16' (got {got!r})"
+                    raise ConfigError(f"{msg} @ {where}.{name}")

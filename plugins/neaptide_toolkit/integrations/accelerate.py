@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from accelerate import Accelerator
+from accelerate.utils import convert_to_fp32
 
 from neaptide import ConfigError
 from neaptide.hooks.enabling import configured
@@ -145,14 +146,16 @@ class NeaptideAccelerator(Accelerator):  # type: ignore[misc]
             return
         (prepared,) = self._optimizers
         real = prepared.optimizer
-        self._pieces = SteppedRun(self._trained, real, self._config, self._plugins)
+        self._pieces = SteppedRun(self._trained, real, self._config, self._plugins, called=True)
 
         def note(skipped: bool) -> None:  # noqa: FBT001 - a callback
             prepared._is_overflow = skipped  # noqa: SLF001 - so the schedule stays
 
         self._stepped = SteppedOptimizer(real, self._pieces, note)
         prepared.optimizer = self._stepped
-        self._calls = UserCalls(self._pieces, [self._trained])
+        casts = any("autocast" in spec.claims for spec in self._plugins)
+        finish = convert_to_fp32 if casts else None  # as accelerate's own autocast does
+        self._calls = UserCalls(self._pieces, [self._trained], finish)
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -190,7 +193,9 @@ class NeaptideAccelerator(Accelerator):  # type: ignore[misc]
         named = self._trained.named_parameters()
         left = [name for name, one in named if one.requires_grad and id(one) not in given]
         if left:
-            msg = f"gradients are clipped together; pass model.parameters() ({left[0]!r} is missing)"
+            msg = (
+                f"gradients are clipped together; pass model.parameters() ({left[0]!r} is missing)"
+            )
             raise ConfigError(msg)
 
     def evaluation(self, run: Any) -> Any:

@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 class UserCalls:
     """While open, each outermost call of one of `modules` is a forward of `pieces`.
 
-    With gradients it is the forward of a step, and else that of an evaluation.
+    With gradients it is the forward of a step, and else that of an evaluation. `finish` is called
+    with each result, inside.
     """
 
-    def __init__(self, pieces: SteppedRun, modules: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        pieces: SteppedRun,
+        modules: Iterable[nn.Module],
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._pieces = pieces
+        self._finish = finish
         self._inside = False
         self._patched: list[tuple[nn.Module, _Forward, Any]] = []
         for module in modules:
@@ -45,11 +52,16 @@ class UserCalls:
 
     def call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return `forward(*args, **kwargs)`, inside the middleware unless a call is under way."""
-        return self.within(kwargs or args, functools.partial(forward, *args, **kwargs))
+
+        def run() -> Any:
+            result = forward(*args, **kwargs)
+            return result if self._finish is None else self._finish(result)
+
+        return forward(*args, **kwargs) if self._inside else self.within(kwargs or args, run)
 
     def within(self, batch: Any, run: Callable[[], Any]) -> Any:
         """Return `run()`, which calls modules: all these calls are one forward."""
-        if self._inside or not self._patched:
+        if self._inside:
             return run()
         self._inside = True
         try:

@@ -16,6 +16,7 @@ import attrs
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from neaptide import ConfigError, RunConfig
@@ -114,8 +115,8 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if trainer.world_size > 1:
             yield f"NeaptideStrategy runs in one process (got {trainer.world_size}); set devices=1"
         if len(self.optimizers) != 1:
-            count = len(self.optimizers)
-            yield f"one optimizer is stepped (got {count} of them); give it groups @ configure_optimizers"
+            got = f"(got {len(self.optimizers)}) @ configure_optimizers"
+            yield f"return one optimizer, with all parameters in its groups {got}"
         got = self.precision_plugin.precision
         if got not in _PRECISIONS:
             yield f"precision must be one of {', '.join(_PRECISIONS)} (got {got!r}) @ precision"
@@ -123,11 +124,13 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             if "autocast" in spec.claims and got != "32-true":
                 both = f"{spec.name!r} chooses the precision; remove one of the two"
                 yield f"{both} (got {got!r}) @ precision"
+            if "autocast" in spec.claims and not self.lightning_module.automatic_optimization:
+                yield f"{spec.name!r} does not see a manual loss; remove it @ plugins.{spec.name}"
         if is_overridden("backward", self.lightning_module):
             yield "the backward is the run's own; remove backward from the module"
 
     def _begin(self, trainer: Any, *, alone: bool) -> None:
-        """Make the run; with `alone`, without an optimizer, only of plugins that place the model."""
+        """Make the run; `alone` without an optimizer, and only of plugins that place the model."""
         config, plugins, module = self._config, self._plugins, self.lightning_module
         if self._placed:
             device = attrs.evolve(config.train, device=str(self.root_device))
@@ -139,7 +142,7 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             self._pieces = SteppedRun(module, None, config, plugins)
         else:
             (real,) = self.optimizers
-            self._pieces = SteppedRun(module, real, config, plugins)
+            self._pieces = SteppedRun(module, real, config, plugins, called=True)
             self.optimizers = [SteppedOptimizer(real, self._pieces, lambda _: None)]
             self._take_over(trainer)
         automatic = alone or module.automatic_optimization
@@ -195,7 +198,9 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if self._pieces is None:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
         if args or kwargs:
-            msg = f"manual_backward takes the loss alone (got {[*args, *kwargs]}); add up the losses"
+            msg = (
+                f"manual_backward takes the loss alone (got {[*args, *kwargs]}); add up the losses"
+            )
             raise ConfigError(msg)
         self.pre_backward(closure_loss)
         loss = self.precision_plugin.pre_backward(closure_loss, self.lightning_module)
@@ -232,6 +237,11 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, **kwargs: Any) -> None:
         """Write Lightning's checkpoint with a Neaptide checkpoint in it."""
+        if self._pieces is None and self._plugins:
+            rank_zero_warn(
+                f"{filepath} has no state of Neaptide's plugins, whose run has ended; the callback "
+                f"ModelCheckpoint saves it"
+            )
         if self._pieces is None or "optimizer_states" not in checkpoint:  # weights only
             super().save_checkpoint(checkpoint, filepath, **kwargs)
             return

@@ -18,8 +18,9 @@ from neaptide import ConfigError, HybridTrainer
 from neaptide.api import rng
 from neaptide.api.steps import WeighedLoss
 from neaptide.run.fit import FITTING
-from neaptide.tensors import batch_tensors
 
+from .reached import reached
+from .refusals import unsteppable
 from .step_plugin import SPEC, StepInPieces
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ class SteppedRun:
         optimizer: as for HybridTrainer.
         config: as for HybridTrainer.
         plugins: as for HybridTrainer.
+        called: whether the user's own code calls the model; see `forward`.
 
     Raises:
-        ConfigError: as for HybridTrainer; also if blocks would be updated inside the backward.
+        ConfigError: as for HybridTrainer; also if a plugin cannot work in such a loop.
     """
 
     def __init__(
@@ -50,8 +52,11 @@ class SteppedRun:
         optimizer: torch.optim.Optimizer | None,
         config: RunConfig | Mapping[str, Any] | str | Path | None,
         plugins: Iterable[str | PluginSpec],
+        *,
+        called: bool = False,
     ) -> None:
         self._compute: Callable[[], torch.Tensor] | None = None
+        self._begun = False  # whether a forward was made since the last update
         self._batch: Any = None
         self.hybrid = HybridTrainer(
             model, optimizer, loss_fn=self._loss, config=config, plugins=[*plugins, SPEC]
@@ -60,12 +65,9 @@ class SteppedRun:
         assert isinstance(pieces, StepInPieces), "created from its manifest"
         self._pieces = pieces
         self.store: ParameterStore = self.hybrid.store
-        if not self.store.stores_gradients:
-            msg = (
-                "gradients must be held until the update, which this loop makes after its "
-                'callbacks; set update = "after_backward" @ plugins.layer-streaming.update'
-            )
-            error = ConfigError(msg)
+        refused = unsteppable(self.hybrid, given=optimizer is not None, called=called)
+        if refused is not None:
+            error = ConfigError(refused)
             self.close(error)
             raise error
 
@@ -104,9 +106,9 @@ class SteppedRun:
         found: list[Any] = []
 
         def calling(phase: Phase) -> None:
-            found.append(self._inside(batch, phase, "train", call, _reached))
+            found.append(self._inside(batch, phase, "train", call, reached))
 
-        self._batch, self._pieces.calling = batch, calling
+        self._batch, self._begun, self._pieces.calling = batch, True, calling
         # The weights are the run's until the backward, and not the user's.
         self.hybrid.run.stash.set(FITTING, object())
         try:
@@ -118,6 +120,12 @@ class SteppedRun:
 
     def backward(self, loss: torch.Tensor) -> StepResult:
         """Add the gradients of a loss whose forward was `forward`."""
+        if not self._begun:
+            msg = (
+                "no call of the model has led to this loss; call the prepared model itself, or in "
+                "training_step a module in an attribute of the LightningModule"
+            )
+            raise ConfigError(msg)
         self._pieces.handed = self._weighed(loss)
         try:
             return self._step(self._batch)
@@ -136,6 +144,7 @@ class SteppedRun:
             result = self._step({}, phase=state.phase.name)
         finally:
             self._pieces.updating, self._pieces.norm = False, None
+            self._begun = False
         state.batches -= 1  # this step has taken no batch
         return result
 
@@ -219,9 +228,12 @@ class SteppedRun:
         """Return `call()` inside the middleware of forwards, which gets `loss_of` the result."""
         found: list[tuple[Any, torch.Tensor]] = []
 
-        def forward(**_: Any) -> WeighedLoss:
+        def forward(**arguments: Any) -> WeighedLoss:
             if found:
                 raise _again()
+            if arguments["batch"] is not batch:
+                msg = "a plugin changes the batch in around_forward; here the other loop passes it"
+                raise ConfigError(msg)
             with self.store.compute():
                 result = call()
             value = loss_of(result)
@@ -251,6 +263,7 @@ class SteppedRun:
     @contextmanager
     def settled(self) -> Iterator[None]:
         """Return a context in which the module and the optimizer hold the newest values."""
+        self.hybrid.run.stash.set(FITTING, None)
         self.store.drain()
         with self.store.compute():
             yield
@@ -260,6 +273,7 @@ class SteppedRun:
 
         Gradients of an update that was not made are dropped: its batches come again.
         """
+        self.hybrid.run.stash.set(FITTING, None)
         with rng.preserved():
             self.hybrid.load(directory)
         self.forget()
@@ -274,23 +288,3 @@ def _again() -> ConfigError:
         "a plugin needs the loss of a batch once more, which only the user's code can compute here;"
         " remove the plugin or its measurement"
     )
-
-
-def _reached(output: Any) -> torch.Tensor | None:
-    """Return a 0-dim tensor whose graph has those of all tensors in the output of a model."""
-    parts = [
-        one.reshape(-1)[:1].sum().float()
-        for one in _tensors(output)
-        if one.requires_grad and one.is_floating_point()
-    ]
-    return torch.stack(parts).sum() if parts else None
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, dict | list | tuple):
-        for one in output.values() if isinstance(output, dict) else output:
-            yield from _tensors(one)
-    else:
-        yield from batch_tensors(output)

@@ -11,7 +11,7 @@ from neaptide import ConfigError, RunConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from neaptide import PluginSpec
+    from neaptide import HybridTrainer, PluginSpec
 
 PLACEMENT = "device.placement"
 _OWN = {
@@ -69,10 +69,30 @@ def check_called(config: RunConfig, ordered: Iterable[PluginSpec]) -> None:
         if "saved-tensors" in spec.claims and getattr(own, "check_every", 0):
             msg = f"measurements need the loss of a batch again; set 0 @ {where}.check_every"
             raise ConfigError(msg)
-        if "autocast" in spec.claims:
-            names = ("dtype", "warmup", "full", "correct", "predict", "evaluate")
-            for name in names:
-                got = getattr(own, name, None)
-                if got in {"fp16", "fp8", "auto"}:
-                    msg = f"losses are scaled outside of this loop; set 'bf16' (got {got!r})"
-                    raise ConfigError(f"{msg} @ {where}.{name}")
+        for name in ("dtype", "warmup", "full", "predict", "correct", "evaluate"):
+            got = getattr(own, name, None) if "autocast" in spec.claims else None
+            if got not in {None, "fp32", "bf16"}:
+                msg = f"a loss would have to be scaled in the user's code; set 'bf16' (got {got!r})"
+                full = f"{msg} @ {where}.{name}"
+                raise ConfigError(full)
+
+
+def unsteppable(hybrid: HybridTrainer, *, given: bool, called: bool) -> str | None:
+    """Return why the steps of a run cannot be made in pieces, or None.
+
+    `given` tells whether the other loop has an optimizer, `called` whether the user's code calls
+    the model.
+    """
+    if not hybrid.store.stores_gradients:
+        return (
+            "gradients must be held until the update, which this loop makes after its "
+            'callbacks; set update = "after_backward" @ plugins.layer-streaming.update'
+        )
+    if given and not hybrid.hooks.left_to_core("configure_optimizer"):
+        return (
+            "a plugin builds an optimizer, but here the loop has its own; remove the plugin, and "
+            "make its optimizer in the loop, such as neaptide_plugins.adam8bit.optimizer.Adam8bit"
+        )
+    if called and hybrid.hooks.implements("before_forward"):
+        return "a plugin acts in before_forward, which comes too late here; remove the plugin"
+    return None

@@ -34,6 +34,10 @@ ADDS_PLUGINS = [page for page in CONTRIB if "neaptide.plugins" in entry_points_o
 WITH_PYTHON = sorted({block.page for block in FENCED if block.language == "python"})
 
 
+OPTIONAL = {"lightning.md": "lightning"}
+"""Pages that need a library which an environment of tests may lack."""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _contrib(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Pages show verbs, presets and converters of contrib/, too."""
@@ -78,6 +82,8 @@ def test_block(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
 def test_python_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name in OPTIONAL:
+        pytest.importorskip(OPTIONAL[page.name], reason=f"pip install {OPTIONAL[page.name]}")
     monkeypatch.chdir(tmp_path)
     python = [block for block in FENCED if block.page == page and block.language == "python"]
     run_page(page, [(block.line, block.text) for block in python])

@@ -230,8 +230,9 @@ class NeaptideAccelerator(Accelerator):  # type: ignore[misc]
 
     def _before_load(self, models: list[Any], source: str) -> None:
         self._source = Path(source)
-        if self._placed and self._pieces is not None:
-            models[:] = [_Unshared(one) if one is self._trained else one for one in models]
+        trained = self._trained
+        if self._placed and trained is not None and self._pieces is not None:
+            models[:] = [_Unshared(trained) if one is trained else one for one in models]
 
     # -- end --------------------------------------------------------------------------------------
 

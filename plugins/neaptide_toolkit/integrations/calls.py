@@ -86,4 +86,4 @@ class _Forward:
         return copy.deepcopy(self._inner, memo)
 
     def __reduce__(self) -> Any:
-        return self._inner.__reduce__()  # type: ignore[attr-defined] - a bound method's
+        return self._inner.__reduce__()

@@ -9,6 +9,7 @@ Loops, callbacks, clipping, schedules, accumulation and checkpoints stay those o
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,8 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             and an overridden `backward`.
     """
 
-    strategy_name = "neaptide"
+    optimizers: Any
+    """Lightning's property."""
 
     def __init__(
         self,
@@ -230,10 +232,9 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the newest weights, wherever the plugins hold them."""
-        if self._pieces is None:
-            return super().lightning_module_state_dict()
-        with self._pieces.settled():
-            return super().lightning_module_state_dict()
+        with nullcontext() if self._pieces is None else self._pieces.settled():
+            state: dict[str, Any] = super().lightning_module_state_dict()
+        return state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, **kwargs: Any) -> None:
         """Write Lightning's checkpoint with a Neaptide checkpoint in it."""

@@ -31,6 +31,5 @@ def unpacked(files: Mapping[str, torch.Tensor], directory: Path) -> Path:
         if path.name != name:
             msg = f"this name is not that of a file in a checkpoint (got {name!r})"
             raise CheckpointError(msg)
-        with path.open("wb") as file:
-            file.write(memoryview(held.cpu().numpy()))
+        held.cpu().numpy().tofile(path)
     return directory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -65,8 +65,8 @@ def check_called(config: RunConfig, ordered: Iterable[PluginSpec]) -> None:
         for claim in sorted(spec.claims & _AGAIN.keys()):
             msg = f"{spec.name!r} does not work in this loop: {_AGAIN[claim]}; remove it @ {where}"
             raise ConfigError(msg)
-        own = config.plugins[spec.name]
-        if "saved-tensors" in spec.claims and getattr(own, "check_every", 0):
+        own: Any = config.plugins[spec.name]
+        if "saved-tensors" in spec.claims and getattr(own, "check_every", 0) != 0:
             msg = f"measurements need the loss of a batch again; set 0 @ {where}.check_every"
             raise ConfigError(msg)
         for name in ("dtype", "warmup", "full", "predict", "correct", "evaluate"):

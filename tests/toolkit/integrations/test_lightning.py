@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("lightning")
+pytest.importorskip("lightning", reason="pip install lightning")
 
 from hf_trainers import rows
 from light_trainers import EXPECTED, Module, assert_same, fit, loader, trainer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-pytest.importorskip("lightning")
+pytest.importorskip("lightning", reason="pip install lightning")
 
 from light_trainers import EXPECTED, Module, fit, loader, trainer
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 EXPECTED = (
     ".*loss_type=None.*",
-    ".*num_workers.*",
     ".*logging interval.*",
-    ".*LeafSpec.*",
     "You defined a `validation_step`.*",
     "Be aware that when using `ckpt_path`.*",
     "You're resuming from a checkpoint.*",

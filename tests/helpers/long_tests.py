@@ -38,6 +38,8 @@ MORE = {
     "tests/kernels/test_interpreted.py::test_kernels_agree_in_the_interpreter": 30.0,
     "tests/toolkit/integrations/test_transformers_resume.py"
     "::test_a_resumed_training_ends_like_one_that_was_not_stopped": 30.0,
+    "tests/toolkit/integrations/test_lightning.py"
+    "::test_a_fit_goes_on_from_its_own_and_from_plain_checkpoints": 30.0,
 }
 """Seconds of those that check a promise which nothing quicker checks."""
 

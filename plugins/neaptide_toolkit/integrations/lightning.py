@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 KEY = "neaptide"
 """The entry of a Lightning checkpoint that holds the Neaptide checkpoint."""
 _INSTEAD = {
+    "background-save": "use lightning.pytorch.plugins.io.AsyncCheckpointIO",
     "best-checkpoint": "use the callback ModelCheckpoint",
     "gradient.accumulation": "set accumulate_grad_batches in the Trainer",
     "learning-rate": "return a scheduler from configure_optimizers",

@@ -57,6 +57,7 @@ class SteppedOptimizer:
             self._skipped(result.outcome is Outcome.SKIPPED)
         else:
             self._check_no_gradients()
+            self._skipped(False)
         return value
 
     def _check_no_gradients(self) -> None:

@@ -76,14 +76,15 @@ class SteppedRun:
         del model, batch  # known to `compute`
         if self._compute is None:
             raise _again()
-        return self._weighed(self._compute())
+        return self._weighed(self._compute(), adds=torch.is_grad_enabled())
 
-    def _weighed(self, loss: torch.Tensor) -> WeighedLoss:
+    def _weighed(self, loss: torch.Tensor, *, adds: bool) -> WeighedLoss:
         """Return the loss with the weight that the other library gave it.
 
-        Only the first micro-batch counts, as one: so the gradients are added and not averaged.
+        Of the losses whose gradients are added, only the first one counts, as one: so they are not
+        averaged.
         """
-        more = torch.is_grad_enabled() and self.has_gradients
+        more = adds and self.has_gradients
         return WeighedLoss(loss, 0.0 if more else 1.0, is_sum=True)
 
     @property
@@ -126,7 +127,7 @@ class SteppedRun:
                 "training_step a module in an attribute of the LightningModule"
             )
             raise ConfigError(msg)
-        self._pieces.handed = self._weighed(loss)
+        self._pieces.handed = self._weighed(loss, adds=True)
         try:
             return self._step(self._batch)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +29,7 @@ COMPRESSED = {"plugins": {"activation-compression": {"check_every": 0, "min_elem
 
 @pytest.mark.parametrize(
     ("plugins", "accumulated", "precision"),
-    [([], 1, "no"), (ALL, 4, "no"), (ALL, 4, "bf16"), (["activation-checkpointing"], 1, "bf16")],
+    [(ALL, 4, "bf16"), (ALL, 4, "no"), ([], 1, "no"), (["activation-checkpointing"], 1, "bf16")],
 )
 def test_a_loop_trains_alike(plugins: list[str], accumulated: int, precision: str) -> None:
     given = {"gradient_accumulation_steps": accumulated, "mixed_precision": precision}
@@ -175,6 +176,18 @@ def test_an_update_that_is_not_finite_is_skipped_and_leaves_the_schedule() -> No
         scheduler.step()
         assert scheduler.get_last_lr() == [rate]
     assert torch.isfinite(model.lm_head.weight).all()
+
+
+def test_a_step_is_recorded_with_the_loss_and_the_norm_of_the_loop(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path / "run")}}
+    seen, _ = loop([], config=config, gradient_accumulation_steps=2)
+    with (tmp_path / "run" / "steps.csv").open() as file:
+        written = list(csv.DictReader(file))
+    losses = [one[0] for one in seen if isinstance(one, tuple)]
+    assert [float(row["loss"]) for row in written[3:]] == pytest.approx(
+        [(first + second) / 2 for first, second in zip(losses[::2], losses[1::2], strict=True)]
+    )
+    assert [float(row["grad_norm"]) for row in written[3:]] == [seen[1], seen[4], seen[7]]
 
 
 def test_an_evaluation_can_be_that_of_the_averaged_weights() -> None:

@@ -28,8 +28,8 @@ MANUAL = partial(Module, manual=True, accumulated=2)
 @pytest.mark.parametrize(
     ("plugins", "settings"),
     [
-        ([], {"gradient_clip_val": 1.0}),
         (ALL, {"accumulate_grad_batches": 4, "val_check_interval": 2, "gradient_clip_val": 1.0}),
+        ([], {"gradient_clip_val": 1.0}),
         (ALL, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
         (["activation-checkpointing"], {"precision": "bf16-true"}),
         (
@@ -42,8 +42,8 @@ def test_a_module_is_trained_alike(plugins: list[str], settings: dict[str, Any])
     assert_same(fit(plugins, **settings), fit(**settings))
 
 
-@pytest.mark.parametrize("plugins", [["activation-checkpointing"], ALL])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("plugins", [ALL, ["activation-checkpointing"]])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_manual_optimization_is_alike(plugins: list[str], precision: Any) -> None:
     given: dict[str, Any] = {"module": MANUAL, "precision": precision}
     assert_same(fit(plugins, **given), fit(**given))

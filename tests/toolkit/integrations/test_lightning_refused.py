@@ -35,6 +35,7 @@ def refusal(call: Any) -> str:
         ("lr-schedule", "configure_optimizers"),
         ("gradient-accumulation", "accumulate_grad_batches"),
         ("best-checkpoint", "ModelCheckpoint"),
+        ("background-save", "AsyncCheckpointIO"),
         ("metrics", "validation_step"),
         ("lora", "peft"),
         ("predictor-drift", "the loss of a batch again"),

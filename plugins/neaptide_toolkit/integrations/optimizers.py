@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from .pieces import SteppedRun
 
 
-class SteppedOptimizer:
+class SteppedOptimizer(torch.optim.Optimizer):
     """Makes updates of a `SteppedRun`; shares everything else with the optimizer `real`.
+
+    It is an Optimizer, so that schedulers take it, but has no groups and no state of its own.
 
     `skipped` gets, after each step, whether the update was skipped because of inf or nan.
     """
 
-    def __init__(
+    def __init__(  # not torch's, which would make groups
         self, real: torch.optim.Optimizer, pieces: SteppedRun, skipped: Callable[[bool], None]
     ) -> None:
         self.real = real
@@ -32,7 +34,16 @@ class SteppedOptimizer:
         self._lent: dict[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "real":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self.real, name)
+
+    def __repr__(self) -> str:
+        return repr(self.real)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the real optimizer."""
+        self.real.add_param_group(param_group)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

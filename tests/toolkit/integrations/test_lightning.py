@@ -13,6 +13,7 @@ pytest.importorskip("lightning", reason="pip install lightning")
 
 from hf_trainers import rows
 from light_trainers import EXPECTED, Module, assert_same, fit, loader, trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 
 from neaptide.tensors import mapped
 from neaptide_plugins.adam8bit.optimizer import Adam8bit
@@ -141,6 +142,15 @@ def test_several_updates_in_one_manual_step() -> None:
 
     for module in (Blocks, PartByPart):
         assert_same(fit(["layer-streaming"], module=module), fit(module=module))
+
+
+@pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch.*")
+def test_a_callback_that_averages_weights_and_makes_a_schedule() -> None:
+    ours, theirs = (
+        fit(plugins, callbacks=[StochasticWeightAveraging(1e-2, swa_epoch_start=1)], max_epochs=3)
+        for plugins in (["layer-streaming"], None)
+    )
+    assert_same(ours, theirs)
 
 
 def test_validation_keeps_buffers_and_may_see_averaged_weights() -> None:

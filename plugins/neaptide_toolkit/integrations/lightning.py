@@ -129,6 +129,8 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 yield f"{both} (got {got!r}) @ precision"
             if "autocast" in spec.claims and not self.lightning_module.automatic_optimization:
                 yield f"{spec.name!r} does not see a manual loss; remove it @ plugins.{spec.name}"
+        if getattr(self.lightning_module, "_compiler_ctx", None) is not None:
+            yield "a compiled module hides its blocks from plugins; compile its blocks instead"
         if is_overridden("backward", self.lightning_module):
             yield "the backward is the run's own; remove backward from the module"
 

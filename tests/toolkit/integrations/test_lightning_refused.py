@@ -125,6 +125,11 @@ def test_settings_of_the_trainer(config: Any, settings: Any, module: Any, words:
     assert words in refusal(lambda: trainer((), config, **settings).fit(module(), loader(4)))
 
 
+def test_a_module_that_is_compiled_as_a_whole() -> None:
+    compiled = torch.compile(Module(), backend="eager")
+    assert "its blocks" in refusal(lambda: trainer([]).fit(compiled, loader(4)))
+
+
 def test_several_devices() -> None:
     strategy = NeaptideStrategy()
     with pytest.raises(ConfigError, match="devices=1"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EventFile:
-    """A new event file in `folder`. Every method except `close` may raise OSError.
+    """A new event file in `folder`. Every method may raise OSError.
 
     Args:
         folder: TensorBoard reads all files of the folder as one run.
@@ -46,21 +46,21 @@ class EventFile:
         self._records = RecordWriter(self._pending)
         self._add(Event(file_version="brain.Event:2"))
 
-    def start(self, step: int) -> None:
-        """Make TensorBoard discard points of earlier files at `step` and later."""
-        self._add(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+    def begin(self, step: int) -> None:
+        """Make TensorBoard discard the points of earlier files after `step`."""
+        self._add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point at `step` to the curve of each tag."""
         points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(Event(step=step, summary=Summary(value=points)))
 
-    def text(self, step: int, tag: str, text: str) -> None:
-        """Add a text at `step`."""
+    def phase(self, step: int, name: str) -> None:
+        """Add the name of a phase at `step`, as text."""
         value = Summary.Value(
-            tag=tag,
+            tag="phase",
             metadata=create_summary_metadata(display_name="", description=""),
-            tensor=TensorProto(dtype=DT_STRING, string_val=[text.encode()]),
+            tensor=TensorProto(dtype=DT_STRING, string_val=[name.encode()]),
         )
         self._add(Event(step=step, summary=Summary(value=[value])))
 
@@ -85,9 +85,13 @@ class EventFile:
     def _path(self) -> str:
         return os.fspath(self._folder.path / self._name)
 
-    def close(self) -> None:
-        """Close the file. Events since the last flush are lost."""
-        self._file.close()
+    def close(self, error: BaseException | None = None) -> None:
+        """Write the pending events, and close the file."""
+        del error
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,8 @@ def _owned(plugin: Plugin[Any], model: nn.Module) -> list[torch.Tensor]:
             if id(value) not in own:
                 found.append(value)
         elif isinstance(value, Mapping):
-            queue.extend(value.values())
+            with suppress(NotImplementedError):  # a pool of urllib3 cannot be iterated over
+                queue.extend(value.values())
         elif isinstance(value, list | tuple | set | frozenset):
             queue.extend(value)
         elif attrs.has(type(value)):

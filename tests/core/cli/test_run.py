@@ -292,8 +292,7 @@ def test_a_run_that_its_own_code_ended_is_no_success(
 
 def test_what_a_plugin_lacks_is_one_line(neaptide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # There is no environment without the extra at hand: its package is not to be found.
-    plugin = "neaptide_plugins.tensorboard.plugin"
-    monkeypatch.setattr(f"{plugin}.find_spec", lambda name: None)
+    monkeypatch.setattr("neaptide_toolkit.loggers.logger.find_spec", lambda name: None)
     done = neaptide("run", "tiny.toml", "--set", "plugins.tensorboard={}")
     text = 'tensorboard is not installed: pip install "neaptide[tensorboard]"'
     assert (2, f"error: {text} @ plugins.tensorboard\n") == (done.code, done.err)

@@ -247,7 +247,7 @@ def test_a_full_disk_costs_the_events_that_came_after(tmp_path: Path) -> None:
 
 def test_what_a_full_disk_cuts_short_is_taken_back(tmp_path: Path) -> None:
     file = EventFile(Folder(tmp_path), 3600.0)
-    file.scalars(1, {"loss": 1.0})
+    file.numbers(1, {"loss": 1.0})
     file.flush()
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
@@ -255,14 +255,14 @@ def test_what_a_full_disk_cuts_short_is_taken_back(tmp_path: Path) -> None:
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, soft[1]))
-        file.scalars(2, {"loss": 2.0})
+        file.numbers(2, {"loss": 2.0})
         with pytest.raises(OSError, match="No space left"):
             file.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, soft)
         signal.signal(signal.SIGXFSZ, ignored)
     assert whole == path.read_bytes()
-    file.scalars(3, {"loss": 3.0})
+    file.numbers(3, {"loss": 3.0})
     file.flush()
     file.close()
     assert [(1, 1.0), (3, 3.0)] == curves(tmp_path)["loss"]
@@ -313,7 +313,7 @@ def test_it_keeps_the_contract(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_shown(tmp_path: Path) -> None:
     file = EventFile(Folder(tmp_path), 0.0)
     for step, value in enumerate((float("inf"), 1.0, float("nan"))):
-        file.scalars(step, {"loss": value})
+        file.numbers(step, {"loss": value})
     file.close()
     assert ["inf", "1.0", "nan"] == [str(value) for _, value in curves(tmp_path)["loss"]]
 

@@ -1,0 +1,5 @@
+"""Shows runs of Neaptide in MLflow."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

@@ -1,0 +1,5 @@
+"""Shows runs of Neaptide in Trackio."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

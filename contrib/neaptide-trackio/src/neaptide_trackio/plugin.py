@@ -1,0 +1,49 @@
+"""Checks the project's name before training, and opens a run of Trackio at the first step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide import ConfigError
+from neaptide_toolkit.loggers import LoggerPlugin, Written, check_installed, settings_of
+
+from .config import TrackioConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from neaptide import Run
+    from neaptide_toolkit.loggers import Sink
+
+
+@attrs.define(eq=False)
+class TrackioPlugin(LoggerPlugin[TrackioConfig]):
+    """An observer."""
+
+    def __attrs_post_init__(self) -> None:
+        """Raise ConfigError if the package trackio is missing."""
+        check_installed("trackio", "neaptide-trackio", "trackio")
+
+    def prepare(self, run: Run) -> Callable[[], Sink] | None:
+        """Check the directory that Trackio writes to, and return what opens a run there."""
+        import trackio  # noqa: PLC0415 - it may be missing, and takes a second
+
+        try:
+            trackio.TRACKIO_DIR.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            msg = (
+                f"Trackio cannot write in {trackio.TRACKIO_DIR}: {error.strerror}; set TRACKIO_DIR "
+                "to another directory @ plugins.trackio"
+            )
+            raise ConfigError(msg) from error
+
+        def opened() -> Sink:
+            from .sink import TrackioSink  # noqa: PLC0415 - as above
+
+            name = run.directory.name if run.directory is not None else None
+            written = Written(run.plugin_folder("trackio"))
+            return TrackioSink(written, self.config, name, settings_of(run))
+
+        return opened

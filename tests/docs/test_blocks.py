@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from contributed import entry_points_of, found_from
@@ -103,9 +104,20 @@ def test_a_readme_under_contrib_shows_how_to_enable_its_plugin(
 ) -> None:
     """Its distribution need not be installed."""
     monkeypatch.syspath_prepend(page.parent / "src")
-    spec = import_module(page.parent.name.replace("-", "_")).SPEC
+    specs = {}
+    for name, target in entry_points_of(page.parent)["neaptide.plugins"].items():
+        module, _, attribute = target.partition(":")
+        specs[name] = getattr(import_module(module), attribute)
     tables = [block.text for block in blocks(page) if block.language == "toml"]
-    assert [[spec.name]] == [check_configuration(table, "toml", spec) for table in tables]
+    for table in tables:
+        assert set(specs) <= set(check_configuration(table, "toml", *specs.values()))
+    named = {name for table in tables for name in _named(tomllib.loads(table))}
+    assert set(specs) == named
+
+
+def _named(table: dict[str, Any]) -> set[str]:
+    optimizer = table.get("optimizer", {}).get("name")
+    return set(table.get("plugins", {})) | ({optimizer} if optimizer else set())
 
 
 @pytest.mark.parametrize(

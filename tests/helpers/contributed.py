@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDERS = sorted(
-    path.parent for path in (ROOT / "contrib").glob("neaptide-example-*/pyproject.toml")
+    path.parent
+    for path in (ROOT / "contrib").glob("neaptide-*/pyproject.toml")
+    if path.parent.name != "neaptide-simulated-gpu"  # a tool: it needs no Neaptide
 )
 
 

@@ -1,4 +1,4 @@
-"""What MLflow has of a run, read by its client, and what a failing store costs: the points alone."""
+"""What MLflow has of a run, read by its client, and the cost of a failing store: the points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Metric
 from neaptide_mlflow.config import MlflowConfig
 
 from neaptide import ConfigError
@@ -18,6 +17,8 @@ from neaptide_toolkit.testing import check_plugin
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mlflow.entities import Metric
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +89,7 @@ def test_a_resumed_run_goes_on_without_repeated_points(tmp_path: Path, uri: str)
         short_run(tmp_path / "run", plugin(uri), stop_after=7)
     assert ["FAILED"] == [run.info.status for run in runs(uri)]
     changed = {"flush_seconds": 1.0}
-    again = short_run(
-        tmp_path / "run", plugin(uri, **changed), resume="auto", allow_changes=True
-    )
+    again = short_run(tmp_path / "run", plugin(uri, **changed), resume="auto", allow_changes=True)
     assert whole["final_loss"] == again["final_loss"]
     (run,) = runs(uri)
     assert "FINISHED" == run.info.status

@@ -1,4 +1,4 @@
-"""What Trackio has of a run, read from its database, and what a failing disk costs: points alone."""
+"""What Trackio has of a run, read from its database; what it prints, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What W&B has of a run, read from its own files, and what a failing W&B costs: the points alone."""
+"""What W&B has of a run, read from its own files, and the cost of a failing W&B: the points."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def records(directory: Path, kind: str) -> list[dict[str, Any]]:
 def lines_of(file: Path) -> list[dict[str, Any]]:
     """Return what W&B's own reader finds in a file of a finished run."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    read = subprocess.run(
-        command, env=without_wandb(), check=True, capture_output=True, text=True
-    )
+    read = subprocess.run(command, env=without_wandb(), check=True, capture_output=True, text=True)
     return [json.loads(line) for line in read.stdout.splitlines()]
 
 
@@ -72,9 +70,10 @@ def test_everything_recorded_is_in_the_history(tmp_path: Path) -> None:
     written = loads((tmp_path / "run/config.toml").read_text(encoding="utf-8"))
     config = run["config"]["update"]
     assert written["phases"] == config["phases"]
-    assert written["plugins"]["predictor-drift"].items() <= config["plugins"][
-        "predictor-drift"
-    ].items()
+    assert (
+        written["plugins"]["predictor-drift"].items()
+        <= config["plugins"]["predictor-drift"].items()
+    )
     (ended,) = records(folder, "exit")
     assert 0 == ended.get("exit_code", 0)
 
@@ -136,7 +135,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
             self.send_response(401)
             self.end_headers()
 
-        do_GET = do_POST
+        do_GET = do_POST  # noqa: N815 - the name that http.server asks for
 
         def log_message(self, *arguments: Any) -> None:
             del arguments

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import Run
-    from neaptide_toolkit.loggers import Sink
+    from neaptide_toolkit.loggers import LogSink
 
 
 @attrs.define(eq=False)
@@ -31,7 +31,7 @@ class Tensorboard(LoggerPlugin[TensorboardConfig]):
         """Raise ConfigError if the package tensorboard is missing."""
         check_installed("tensorboard", "neaptide[tensorboard]", "tensorboard")
 
-    def prepare(self, run: Run) -> Callable[[], Sink] | None:
+    def prepare(self, run: Run) -> Callable[[], LogSink] | None:
         """Choose the directory; the first step creates the file."""
         if self.config.log_dir is not None:
             folder = _checked(Path(self.config.log_dir))
@@ -42,7 +42,7 @@ class Tensorboard(LoggerPlugin[TensorboardConfig]):
             run.log.warning("tensorboard.nothing_written", advice=advice)
             return None
 
-        def opened() -> Sink:
+        def opened() -> LogSink:
             from .event_file import EventFile  # noqa: PLC0415 - tensorboard may be missing
 
             return EventFile(folder, self.config.flush_seconds)

@@ -1,6 +1,6 @@
 """Base class of plugins that show a run's records in another tool."""
 
-from .logger import LoggerPlugin, Sink, check_installed, settings_of
-from .written import Written
+from .logger import LoggerPlugin, LogSink, check_installed, settings_of
+from .written import WrittenPoints
 
-__all__ = ["LoggerPlugin", "Sink", "Written", "check_installed", "settings_of"]
+__all__ = ["LogSink", "LoggerPlugin", "WrittenPoints", "check_installed", "settings_of"]

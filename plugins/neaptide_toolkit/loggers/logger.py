@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 
-class Sink(Protocol):
+class LogSink(Protocol):
     """Where the points of a run go. A method that raises costs the run its logger, nothing else."""
 
     def begin(self, step: int) -> None:
@@ -48,11 +48,11 @@ class LoggerPlugin(Plugin[C]):
 
     learning_rate: ClassVar[str] = "train/learning_rate"
     """The name of the curve of the learning rate."""
-    _open: Callable[[], Sink] | None = attrs.field(init=False, default=None)
-    _sink: Sink | None = attrs.field(init=False, default=None)
+    _open: Callable[[], LogSink] | None = attrs.field(init=False, default=None)
+    _sink: LogSink | None = attrs.field(init=False, default=None)
 
     @abstractmethod
-    def prepare(self, run: Run) -> Callable[[], Sink] | None:
+    def prepare(self, run: Run) -> Callable[[], LogSink] | None:
         """Check what can be checked before training, and return what opens the sink.
 
         None: there is nowhere to write to. Raise ConfigError if the tool cannot be used.

@@ -71,9 +71,7 @@ def short_run(
         if state.step == stop_after:
             raise StoppedError
 
-    with HybridTrainer(
-        task.model, task.optimizer, loss_fn=tiny_loss, config=config
-    ) as trainer:
+    with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config) as trainer:
         return trainer.fit(
             task.batches,
             validation=task.batches[10:12],
@@ -83,7 +81,7 @@ def short_run(
         )
 
 
-def curves_of(directory: Path, *, learning_rate: str = "train/learning_rate") -> Curves:
+def curves_of(directory: Path, *, learning_rate: str = "train/learning_rate") -> dict[str, list[tuple[int, float]]]:
     """Return the curves that a logger must have, as the records of the run have them.
 
     Times, memory and jumps are left out.

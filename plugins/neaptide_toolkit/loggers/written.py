@@ -17,7 +17,7 @@ _FILE = "run.json"
 _LARGEST = 1 << 24
 
 
-class Written:
+class WrittenPoints:
     """The name of the tool's run, and the last step of each curve, in the plugin's folder.
 
     A resumed run finds both. It repeats the updates after its checkpoint bit for bit, so their
@@ -51,9 +51,7 @@ class Written:
 
     def new(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the points that the tool does not have."""
-        return {
-            name: value for name, value in values.items() if step > self._known.get(name, -1)
-        }
+        return {name: value for name, value in values.items() if step > self._known.get(name, -1)}
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """The tool has these points now."""

@@ -114,6 +114,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             ValueError: the state is from another optimizer, or for parameters of other shapes.
         """
+        defaults = dict(self.defaults)  # torch adds one of its own when it loads
         saved = state_dict["state"]
         groups = zip(state_dict["param_groups"], self.param_groups, strict=False)
         loaded = [
@@ -131,7 +132,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                     value = state[name].to(param.device, like.dtype, copy=True)
                     self.state[param][name] = value
         for group in self.param_groups:  # a state from before an option existed lacks the option
-            for option, default in self.defaults.items():
+            for option, default in defaults.items():
                 group.setdefault(option, default)
 
     @torch.no_grad()

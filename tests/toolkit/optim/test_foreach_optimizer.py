@@ -127,3 +127,13 @@ def test_an_update_may_get_numbers_and_a_state_by_group(dtype: torch.dtype) -> N
     again = Placed(groups)
     again.load_state_dict(optimizer.state_dict())
     assert (5,) == again.state[third]["more"].shape
+
+
+def test_a_loaded_state_adds_no_option_to_the_groups() -> None:
+    """torch adds a default of its own when it loads; the digest of a run has the groups."""
+    optimizer = Counted(parameters(3))
+    optimizer.step()
+    saved = optimizer.state_dict()
+    again = Counted(parameters(3))
+    again.load_state_dict(saved)
+    assert saved["param_groups"] == again.state_dict()["param_groups"]

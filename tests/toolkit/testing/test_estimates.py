@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -142,6 +143,21 @@ def test_what_is_held_at_one_of_a_phases_steps_counts() -> None:
         ContractError, match=r"'forward' it states \+0 .* \+(299|300)\d{3} are allocated"
     ):
         check_plugin(stranger(Restoring, summary="Is late to let go."), laws=LAW)
+
+
+def test_a_mapping_that_cannot_be_iterated_over_is_no_error() -> None:
+    """A plugin that holds a client of a server holds such a mapping: urllib3's pool."""
+
+    class Pool(UserDict[str, Any]):
+        def __iter__(self) -> Any:
+            raise NotImplementedError
+
+    class Client(Plugin[Any]):
+        @hookimpl
+        def on_run_start(self) -> None:
+            self.pool = Pool()
+
+    check_plugin(stranger(Client, summary="Holds."), laws=["estimate-is-measured"])
 
 
 def test_a_cycle_that_waits_for_the_collector_counts_as_held() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import ConfigError
-from neaptide_toolkit.loggers import LoggerPlugin, Written, check_installed, settings_of
+from neaptide_toolkit.loggers import LoggerPlugin, WrittenPoints, check_installed, settings_of
 
 from .config import MlflowConfig
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from neaptide import Run
-    from neaptide_toolkit.loggers import Sink
+    from neaptide_toolkit.loggers import LogSink
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 
@@ -31,7 +31,7 @@ class MlflowPlugin(LoggerPlugin[MlflowConfig]):
         """Raise ConfigError if the package mlflow is missing."""
         check_installed("mlflow", "neaptide-mlflow", "mlflow")
 
-    def prepare(self, run: Run) -> Callable[[], Sink] | None:
+    def prepare(self, run: Run) -> Callable[[], LogSink] | None:
         """Find or make the experiment, and return what opens a run of it."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nobody asked for it
         from mlflow import MlflowClient  # noqa: PLC0415 - it may be missing, and takes a second
@@ -48,11 +48,12 @@ class MlflowPlugin(LoggerPlugin[MlflowConfig]):
             msg = f"MLflow cannot use {where}: {reason} @ plugins.mlflow.tracking_uri"
             raise ConfigError(msg) from error
 
-        def opened() -> Sink:
+        def opened() -> LogSink:
             from .sink import MlflowSink  # noqa: PLC0415 - as above
 
             name = self.config.name or (run.directory.name if run.directory is not None else None)
-            sink = MlflowSink(client, Written(run.plugin_folder("mlflow")), self.config.flush_seconds)
+            written = WrittenPoints(run.plugin_folder("mlflow"))
+            sink = MlflowSink(client, written, self.config.flush_seconds)
             kept = sink.start(experiment, name, self.config.tags, settings_of(run))
             if kept:
                 run.log.warning("mlflow.params_kept", changed=", ".join(kept))

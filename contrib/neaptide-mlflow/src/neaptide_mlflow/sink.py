@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
-    from neaptide_toolkit.loggers import Written
+    from neaptide_toolkit.loggers import WrittenPoints
 
 _METRICS, _PARAMS = 1000, 100
 """The most that MLflow takes in one batch."""
@@ -34,7 +34,7 @@ class MlflowSink:
             batch is still on its way. So no step waits for the server.
     """
 
-    def __init__(self, client: MlflowClient, written: Written, flush_seconds: float) -> None:
+    def __init__(self, client: MlflowClient, written: WrittenPoints, flush_seconds: float) -> None:
         self._client = client
         self._written = written
         self._flush_seconds = flush_seconds

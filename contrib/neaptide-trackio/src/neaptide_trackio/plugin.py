@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import ConfigError
-from neaptide_toolkit.loggers import LoggerPlugin, Written, check_installed, settings_of
+from neaptide_toolkit.loggers import LoggerPlugin, WrittenPoints, check_installed, settings_of
 
 from .config import TrackioConfig
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import Run
-    from neaptide_toolkit.loggers import Sink
+    from neaptide_toolkit.loggers import LogSink
 
 
 @attrs.define(eq=False)
@@ -26,7 +26,7 @@ class TrackioPlugin(LoggerPlugin[TrackioConfig]):
         """Raise ConfigError if the package trackio is missing."""
         check_installed("trackio", "neaptide-trackio", "trackio")
 
-    def prepare(self, run: Run) -> Callable[[], Sink] | None:
+    def prepare(self, run: Run) -> Callable[[], LogSink] | None:
         """Check the directory that Trackio writes to, and return what opens a run there."""
         import trackio  # noqa: PLC0415 - it may be missing, and takes a second
 
@@ -39,11 +39,11 @@ class TrackioPlugin(LoggerPlugin[TrackioConfig]):
             )
             raise ConfigError(msg) from error
 
-        def opened() -> Sink:
+        def opened() -> LogSink:
             from .sink import TrackioSink  # noqa: PLC0415 - as above
 
             name = run.directory.name if run.directory is not None else None
-            written = Written(run.plugin_folder("trackio"))
+            written = WrittenPoints(run.plugin_folder("trackio"))
             return TrackioSink(written, self.config, name, settings_of(run))
 
         return opened

@@ -12,7 +12,7 @@ import trackio
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from neaptide_toolkit.loggers import Written
+    from neaptide_toolkit.loggers import WrittenPoints
 
     from .config import TrackioConfig
 
@@ -29,7 +29,7 @@ class TrackioSink:
 
     def __init__(
         self,
-        written: Written,
+        written: WrittenPoints,
         config: TrackioConfig,
         name: str | None,
         settings: Mapping[str, Any],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import ConfigError
-from neaptide_toolkit.loggers import LoggerPlugin, Written, check_installed, settings_of
+from neaptide_toolkit.loggers import LoggerPlugin, WrittenPoints, check_installed, settings_of
 
 from .config import WandbConfig
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import Run
-    from neaptide_toolkit.loggers import Sink
+    from neaptide_toolkit.loggers import LogSink
 
 _WAY_OUT = 'or set plugins.wandb.mode = "offline" @ plugins.wandb.mode'
 
@@ -28,7 +28,7 @@ class WandbPlugin(LoggerPlugin[WandbConfig]):
         """Raise ConfigError if the package wandb is missing."""
         check_installed("wandb", "neaptide-wandb", "wandb")
 
-    def prepare(self, run: Run) -> Callable[[], Sink] | None:
+    def prepare(self, run: Run) -> Callable[[], LogSink] | None:
         """Check that W&B knows the user, unless it is offline; return what opens its run."""
         import wandb  # noqa: PLC0415 - it may be missing, and takes a second
 
@@ -36,14 +36,14 @@ class WandbPlugin(LoggerPlugin[WandbConfig]):
         if mode in ("online", "shared", "run"):
             _check_account()
 
-        def opened() -> Sink:
+        def opened() -> LogSink:
             from .sink import WandbSink  # noqa: PLC0415 - as above
 
             folder = run.plugin_folder("wandb")
             directory = self.config.dir or (str(folder.path) if folder is not None else None)
             name = self.config.name or (run.directory.name if run.directory is not None else None)
             settings = attrs.evolve(self.config, mode=mode, dir=directory, name=name)
-            return WandbSink(Written(folder), settings, settings_of(run))
+            return WandbSink(WrittenPoints(folder), settings, settings_of(run))
 
         return opened
 

@@ -10,7 +10,7 @@ import wandb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from neaptide_toolkit.loggers import Written
+    from neaptide_toolkit.loggers import WrittenPoints
 
     from .config import WandbConfig
 
@@ -22,7 +22,7 @@ class WandbSink:
     """A run of W&B. W&B's own process writes the points and sends them."""
 
     def __init__(
-        self, written: Written, config: WandbConfig, settings: Mapping[str, Any]
+        self, written: WrittenPoints, config: WandbConfig, settings: Mapping[str, Any]
     ) -> None:
         self._written = written
         # Not `generate_id`, which draws from Python's random numbers: these are the user's.

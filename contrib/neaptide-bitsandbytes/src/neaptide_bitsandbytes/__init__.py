@@ -1,0 +1,5 @@
+"""The 8-bit and paged optimizers of bitsandbytes."""
+
+from .config import SPEC
+
+__all__ = ["SPEC"]

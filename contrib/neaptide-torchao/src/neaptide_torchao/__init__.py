@@ -1,0 +1,1 @@
+"""Parts of torchao as plugins of Neaptide: `adamw` and `float8`."""

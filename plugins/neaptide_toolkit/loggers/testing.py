@@ -81,7 +81,9 @@ def short_run(
         )
 
 
-def curves_of(directory: Path, *, learning_rate: str = "train/learning_rate") -> dict[str, list[tuple[int, float]]]:
+def curves_of(
+    directory: Path, *, learning_rate: str = "train/learning_rate"
+) -> dict[str, list[tuple[int, float]]]:
     """Return the curves that a logger must have, as the records of the run have them.
 
     Times, memory and jumps are left out.

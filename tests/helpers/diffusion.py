@@ -28,10 +28,10 @@ SMALLER: dict[str, Any] = {
 _SCHEDULER = DDPMScheduler()
 
 
-def unet() -> nn.Module:
+def unet(**changes: Any) -> nn.Module:
     """Return a UNet with the stages, the skip connections and the conditions of that of SDXL."""
     return UNet2DConditionModel(
-        **SMALLER,
+        **{**SMALLER, **changes},
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         use_linear_projection=True,

@@ -13,6 +13,7 @@ from neaptide.config.tables import overlay
 from neaptide.errors import DoesNotFitError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
+from neaptide.io.logging import CONSOLE
 from neaptide_verbs.plan import search
 from neaptide_verbs.plan.machine import target
 from neaptide_verbs.plan.planning import PlanTooLongError, plan, plan_if_fits
@@ -87,6 +88,24 @@ def test_a_search_ends_when_its_time_is_over() -> None:
     assert changes(none).endswith("(0 changes tried, not all)")
     assert search.seconds_left(time.monotonic()) == pytest.approx(search.LONGEST, abs=1)
     assert search.seconds_left(time.monotonic() - 3600) == search.LEAST
+
+
+def test_what_a_tried_change_logs_is_not_heard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, machine = config_of(), target("0.9", 64)
+    made = plan(config, machine)
+
+    def told(*_: Any) -> None:
+        CONSOLE.warning("again")
+        msg = "too small"
+        raise DoesNotFitError(msg)
+
+    monkeypatch.setattr(search, "plan_if_fits", told)
+    caplog.clear()
+    assert with_changes(made, config, machine).changes_tried
+    CONSOLE.warning("after it")
+    assert ["after it"] == [one.message for one in caplog.records]
 
 
 @pytest.mark.parametrize(("name", "settings"), OFFERS, ids=str)

@@ -103,7 +103,7 @@ def test_what_is_never_called_is_no_block_but_what_is_in_it() -> None:
         ("tail.**", ("tail", "tail.[02]"), ["tail.1", "tail.3"]),
     ],
 )
-def test_a_star_stays_within_one_part_of_the_name_and_two_stars_do_not(
+def test_a_star_stays_within_one_part_of_the_name(
     pattern: str | tuple[str, ...] | None, exclude: tuple[str, ...], expected: list[str]
 ) -> None:
     assert expected == names(Encoder(), pattern, exclude)

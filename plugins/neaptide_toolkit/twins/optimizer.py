@@ -6,13 +6,14 @@ import copy
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from neaptide.errors import ModelError
 
 from .outline import WAY_OUT
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from .outline import Outline
 
@@ -31,7 +32,7 @@ class OptimizerOutline:
             for name, value in vars(optimizer).items()
             if name not in _APART
         }
-        names = {id(tensor): name for tensor, name in outline.originals()}
+        names = _by_id(outline)
         self._groups = [
             {**group, "params": [names.get(id(one)) for one in group["params"]]}
             for group in optimizer.param_groups
@@ -44,18 +45,31 @@ class OptimizerOutline:
             ModelError: it cannot be copied.
         """
         new = dict(model.named_parameters(remove_duplicate=False))
-        if any(name not in new for group in self._groups for name in group["params"]):
-            msg = f"the optimizer has parameters that the model has not; {WAY_OUT}"
-            raise ModelError(msg)
-        memo = {id(one): new[name] for one, name in self._outline.originals() if name in new}
+        memo: dict[int, Any] = {
+            one: new[name] for one, name in _by_id(self._outline).items() if name in new
+        }
         optimizer = self._class.__new__(self._class)
         vars(optimizer).update(self._outline.copied(self._attributes, memo))
+        named = (name for group in self._groups for name in group["params"])
+        copied = (one for one in memo.values() if isinstance(one, nn.Parameter))
+        own = {id(one) for one in new.values()}
+        if any(name not in new for name in named) or any(id(one) not in own for one in copied):
+            msg = f"the optimizer has parameters that the model has not; {WAY_OUT}"
+            raise ModelError(msg)
         optimizer.state = defaultdict(dict)
         optimizer.param_groups = [
             {**_options(group, self._outline), "params": [new[name] for name in group["params"]]}
             for group in self._groups
         ]
         return optimizer
+
+
+def _by_id(outline: Outline) -> dict[int, str]:
+    """Return the first name of each tensor that the model has now."""
+    found: dict[int, str] = {}
+    for tensor, name in outline.originals():
+        found.setdefault(id(tensor), name)
+    return found
 
 
 def _options(group: dict[str, Any], outline: Outline) -> dict[str, Any]:

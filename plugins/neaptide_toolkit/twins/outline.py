@@ -13,7 +13,7 @@ from torch import nn
 from neaptide.errors import ModelError, described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 WAY_OUT = "use neaptide_toolkit.verifying.verify(config, make=...)"
 
@@ -27,23 +27,22 @@ class Outline:
 
     def __init__(self, model: nn.Module) -> None:
         self._places: dict[int, torch.device] = {}
-        self._refs: list[tuple[weakref.ref[Any], str]] = []
-        self._modules = [weakref.ref(module) for module in model.modules()]
+        self._names: dict[int, str] = {}
+        # Of modules: torch cannot swap a tensor that somebody refers to weakly.
+        self._modules = {path: weakref.ref(one) for path, one in model.named_modules()}
         self._unfit = ""
         placed: dict[int, Any] = {}
-        for name, tensor in [
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]:
+        for tensor, name in self.originals():
             if id(tensor) not in placed:
                 placed[id(tensor)] = self._without_values(tensor, name)
-                self._refs.append((weakref.ref(tensor), name))
-        self._names = {id(placed[id(tensor)]): name for tensor, name in self.originals()}
         self._model: nn.Module = _outlined(model, placed)
 
-    def originals(self) -> list[tuple[Any, str]]:
-        """Return the tensors of the model that still exist, each with its first name."""
-        return [(tensor, name) for ref, name in self._refs if (tensor := ref()) is not None]
+    def originals(self) -> Iterator[tuple[torch.Tensor, str]]:
+        """Yield the tensors that the modules have now, under each of their names."""
+        for path, ref in self._modules.items():
+            if (module := ref()) is not None:
+                for name, tensor in _held(module):
+                    yield tensor, f"{path}.{name}".removeprefix(".")
 
     def shapes(self) -> dict[str, torch.Size]:
         """Return the shapes of parameters and buffers, by their first names."""
@@ -56,7 +55,7 @@ class Outline:
         if isinstance(tensor, nn.Parameter):
             empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
         vars(empty).update(vars(tensor))
-        self._places[id(empty)] = tensor.device
+        self._places[id(empty)], self._names[id(empty)] = tensor.device, name
         return empty
 
     def made(self, values: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -94,7 +93,7 @@ class Outline:
         except Exception as error:
             msg = f"the model cannot be made anew: {described(error)}; {WAY_OUT}"
             raise ModelError(msg) from error
-        if any((module := ref()) is not None and id(module) in memo for ref in self._modules):
+        if any(id(ref()) in memo for ref in self._modules.values()):
             msg = (
                 f"the model cannot be made anew: an attribute of {type(value).__name__} refers to "
                 f"a module that is not its child; {WAY_OUT}"
@@ -104,7 +103,7 @@ class Outline:
 
     def is_used_by(self, function: Callable[..., object] | None) -> bool:
         """Return whether a function refers to the trained model by a closure or a global name."""
-        alive = {id(module) for ref in self._modules if (module := ref()) is not None}
+        alive = {id(module) for ref in self._modules.values() if (module := ref()) is not None}
         if id(getattr(function, "__self__", None)) in alive:
             return True
         if not isinstance(function, types.FunctionType):
@@ -134,6 +133,11 @@ def _outlined(module: nn.Module, placed: Mapping[int, Any]) -> nn.Module:
 def _opened(value: Any) -> Any:
     """Return a copy of a dict or list, such as a module's hooks, and any other value itself."""
     return copy.copy(value) if isinstance(value, dict | list | set) else value
+
+
+def _held(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    own = {**vars(module)["_parameters"], **vars(module)["_buffers"]}
+    return [(name, tensor) for name, tensor in own.items() if tensor is not None]
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:

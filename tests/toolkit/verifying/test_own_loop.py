@@ -228,3 +228,33 @@ def test_an_outline_keeps_no_value_alive() -> None:
     gc.collect()
     assert gone() is None
     assert "weight" in outline.shapes()
+
+
+class _Lookahead(torch.optim.AdamW):
+    """Keeps its parameters in an attribute, too."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.slow = [one for group in self.param_groups for one in group["params"]]
+
+
+def test_an_optimizer_that_keeps_parameters_is_copied_with_those_of_the_copy() -> None:
+    model = net()
+    outline = Outline(model)
+    optimizer = _Lookahead(model.parameters())
+    groups = OptimizerOutline(optimizer, outline)
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    twin = outline.made(values)
+    made: Any = groups.made(twin)
+    assert all(one is other for one, other in zip(made.slow, twin.parameters(), strict=True))
+    model.head.bias = nn.Parameter(model.head.bias.detach().clone())  # as a plugin may do
+    with pytest.raises(ModelError, match="optimizer has parameters that the model has not"):
+        groups.made(twin)
+
+
+def test_tensors_of_an_outlined_model_can_be_swapped() -> None:
+    """Torch refuses to swap a tensor with a weak reference."""
+    model = net()
+    outline = Outline(model)
+    torch.utils.swap_tensors(model.head.bias, nn.Parameter(torch.ones(11, device=DEVICE)))
+    assert "head.bias" in outline.shapes()

@@ -67,7 +67,8 @@ def run(directory: Path, plugins: list[PluginSpec]) -> str:
     GOT.clear()
     random.seed(0)
     task = tiny_task(0)
-    given = {"loss_fn": tiny_loss, "plugins": plugins, "config": {"run": {"dir": str(directory)}}}
+    config = {"run": {"dir": str(directory)}, "train": {"steps": 6}}
+    given = {"loss_fn": tiny_loss, "plugins": plugins, "config": config}
     with HybridTrainer(task.model, task.optimizer, **given) as trainer:
         trainer.fit(task.batches[:6], validation=task.batches[6:8])
         return str(random.random()) + str(torch.rand(1))

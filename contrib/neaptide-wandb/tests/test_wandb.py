@@ -226,7 +226,11 @@ def observe(result, state):
             child.kill()
 
 task = tiny_task(0)
-config = {"run": {"dir": sys.argv[1]}, "train": {"steps": 12}, "plugins": {"wandb": {"mode": "offline"}}}
+config = {
+    "run": {"dir": sys.argv[1]},
+    "train": {"steps": 12},
+    "plugins": {"wandb": {"mode": "offline"}},
+}
 with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, config=config) as trainer:
     trainer.fit(task.batches[:12], observe=observe)
 """

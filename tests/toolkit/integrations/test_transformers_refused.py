@@ -111,6 +111,12 @@ def test_updates_in_the_backward(tmp_path: Path) -> None:
     assert not hasattr(trainer, "_pieces") or trainer._pieces is None
 
 
+def test_a_plugin_that_builds_an_optimizer(tmp_path: Path) -> None:
+    trainer = made(tmp_path, {}, neaptide_plugins=["adam8bit"])
+    with pytest.raises(ConfigError, match="Adam8bit"):
+        trainer.train()
+
+
 class ClipsOtherwise(TrainerCallback):  # type: ignore[misc]
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         self.accelerator.clip_grad_norm_(model.parameters(), 1.0, norm_type=1)

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
-def test_both_trainers_are_measured_on_the_same_computation(tmp_path: Path) -> None:
-    small = ("--rounds", "2", "--steps", "1", "--tokens", "8")
+@pytest.mark.parametrize("library", ["transformers", "accelerate", "lightning"])
+def test_a_library_is_measured_alone_and_with_neaptide_on_the_same_computation(
+    library: str, tmp_path: Path
+) -> None:
+    small = ("--library", library, "--rounds", "2", "--steps", "1", "--tokens", "8")
     report, out, _ = measured("models/inside_trainers.py", tmp_path, *small)
     assert [row["gradient_accumulation_steps"] for row in report["rows"]] == [1, 4]
     for row in report["rows"]:
+        assert row["library"] == library
         for clock in ("wall", "process"):
-            assert row[clock]["trainer_ms"] > 0.0
+            assert row[clock]["alone_ms"] > 0.0
             assert f"{row[clock]['ratio']}" in out

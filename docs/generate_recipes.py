@@ -46,7 +46,8 @@ HEAD = """\
 What can a machine train? Each cell is a way to train that fits by [`neaptide plan`](plan.md), and tokens
 per second. **Nothing here was measured on a GPU: all is simulated.** The memory is that of a dry run. The speeds are upper
 bounds by the rates of each card; `neaptide_toolkit/machine/profiles` says where each rate is from (data sheets and assumptions; those of
-the H100 are measured). The T4 computes no bf16: its speeds are those of fp16. An update has 16,384
+the H100 are measured, so do not compare it with others). The T4 has neither bf16 nor flash attention: its figures are those of fp16 and of the
+kernels of newer cards, and too good. An update has 16,384
 tokens: 8 windows of 2,048. A plan does not depend on the budget, so each way was planned once and compared
 with every machine. 2 GiB of RAM are left for the system. [`neaptide plan my.toml --device all`](plan.md#which-card) does the same for your model.
 
@@ -164,6 +165,7 @@ def render(known: Plans, on_disk: dict[str, dict[str, Any]]) -> str:
 
 def main(words: list[str]) -> None:
     """Write the page."""
+    assert CARDS.keys() == set(profiles.names()), "each profile has a row"
     again = "--again" in words
     known = json.loads(PLANS.read_text("utf-8")) if "--page" in words else plans(again)
     PAGE.write_text(render(known, disk_plans.plans(again=again)), encoding="utf-8")

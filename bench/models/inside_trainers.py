@@ -63,6 +63,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=128)
     options = parser.parse_args()
+    if options.rounds < 2:  # noqa: PLR2004 - quartiles
+        parser.error(f"--rounds: at least 2, for quartiles (got {options.rounds})")
     torch.set_num_threads(1)
     rows = []
     for library in options.library or LIBRARIES:

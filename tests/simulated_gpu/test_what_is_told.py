@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 import simulated_gpu
@@ -16,6 +17,9 @@ from neaptide_toolkit.machine.devices import end_backward
 from neaptide_toolkit.machine.facts import Gpu, Torch
 from neaptide_verbs.compare import verb
 from neaptide_verbs.doctor.hardware import gpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_doctor_judges_a_gpu_by_its_memory_kernels_and_pinned_copies() -> None:
@@ -52,8 +56,9 @@ def test_triton_runs_where_the_device_is() -> None:
 
 
 def test_kernels_are_listed_for_the_device_unless_another_is_named(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("NEAPTIDE_CACHE_DIR", str(tmp_path))  # a kept list would be shown
     assert 0 == main(["kernels", "list"])
     assert re.search(r"^adam8bit_step +triton ", capsys.readouterr().out, re.MULTILINE)
     assert 2 == main(["kernels", "list", "--device", "xpu"])

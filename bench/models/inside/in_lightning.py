@@ -32,7 +32,8 @@ class _Module(lightning.LightningModule):  # type: ignore[misc] - it has no type
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=LR)
-        return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 9)]
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 def trained(*, ours: bool, steps: int, tokens: int, pieces: int) -> Timed:

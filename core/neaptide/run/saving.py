@@ -240,7 +240,7 @@ def _check_config(saved: Mapping[str, Any], here: Mapping[str, Any], *, changes:
         and not any(key == free or key.startswith(f"{free}.") for free in _FREE)
     ]
     if changes and (kept := [one for one in differing if one.startswith("optimizer.")]):
-        text = "the optimizer goes on with the options of the checkpoint, so this has no effect: %s"
+        text = "the optimizer goes on with options of the checkpoint; this may have no effect: %s"
         CONSOLE.warning(text, "; ".join(kept))
     if differing and not changes:
         msg = f"the checkpoint was saved under another config: {'; '.join(differing)}{_OVERRIDE}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from neaptide.errors import ended_by
 from neaptide.run.fit import FITTING
+from neaptide_toolkit.integrations.waiting import WAITING
 
 from .updates.step_hooks import check_no_hooks
 
@@ -52,7 +53,7 @@ class Turns:
             self._fit = fit
             streaming.forget_copies()
             self.check_hooks()
-            streaming.gradients.begin()
+            streaming.gradients.begin(waiting=self._run.stash.get(WAITING) is True)
         self._depth += 1
         self._permission.in_step = True
         with ended_by(partial(self._leave, fit)):

@@ -47,16 +47,13 @@ class Times:
     waited: Mapping[str, float]
 
 
-class _Table:
+class _RateArrays:
     """The rates of machines: each is an array with an element for each machine."""
 
     def __init__(self, machines: Sequence[Rates]) -> None:
         for field in attrs.fields(type(machines[0])):
             values = np.array([getattr(one, field.name) for one in machines], np.float64)
             setattr(self, field.name, values)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
 
 
 class Clock:
@@ -80,7 +77,7 @@ class Clock:
         is_on_host: Callable[[torch.Tensor], bool],
         is_on_disk: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
-        self._rates: Any = _Table(machines)
+        self._rates: Any = _RateArrays(machines)
         self._is_on_host, self._is_on_disk = is_on_host, is_on_disk
         start: Any = np.zeros(len(machines))
         self.now = self.disk_free = self._started = start

@@ -111,6 +111,7 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         if fits:
             for refused in self._refused(trainer):
                 raise ConfigError(refused)
+            self._warn()
         if fits or self._placed:
             self._begin(trainer, alone=not fits)
 
@@ -133,6 +134,13 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             yield "a compiled module hides its blocks from plugins; compile its blocks instead"
         if is_overridden("backward", self.lightning_module):
             yield "the backward is the run's own; remove backward from the module"
+
+    def _warn(self) -> None:
+        if is_overridden("optimizer_zero_grad", self.lightning_module):
+            rank_zero_warn(
+                "optimizer_zero_grad of the module has no effect: gradients are dropped after each "
+                "update"
+            )
 
     def _begin(self, trainer: Any, *, alone: bool) -> None:
         """Make the run; `alone` without an optimizer, and only of plugins that place the model."""

@@ -22,6 +22,7 @@ from neaptide.run.fit import FITTING
 from .reached import reached
 from .refusals import unsteppable
 from .step_plugin import SPEC, StepInPieces
+from .waiting import WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -117,6 +118,7 @@ class SteppedRun:
         finally:
             self._pieces.calling = None
         self.hybrid.state.batches -= 1  # the backward counts it
+        self.hybrid.run.stash.set(WAITING, True)
         return found[-1]
 
     def backward(self, loss: torch.Tensor) -> StepResult:
@@ -124,7 +126,8 @@ class SteppedRun:
         if not self._begun:
             msg = (
                 "no call of the model has led to this loss; call the prepared model itself, or in "
-                "training_step a module in an attribute of the LightningModule"
+                "training_step a module in an attribute of the LightningModule (a part of it that "
+                "is called alone does not count)"
             )
             raise ConfigError(msg)
         self._pieces.handed = self._weighed(loss, adds=True)
@@ -133,6 +136,7 @@ class SteppedRun:
         finally:
             self._pieces.handed = None
             self.hybrid.run.stash.set(FITTING, None)
+            self.hybrid.run.stash.set(WAITING, False)
 
     def update(self) -> StepResult:
         """Update the weights with the gradients of all micro-batches since the last update."""
@@ -163,6 +167,14 @@ class SteppedRun:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Return the L2 norm of all gradients; clip them to `max_norm`, which may be inf."""
+        own = {id(one) for group in self.hybrid.optimizer.param_groups for one in group["params"]}
+        for name, one in self.hybrid.model.named_parameters():
+            if one.requires_grad and id(one) not in own:
+                msg = (
+                    f"gradients are clipped together, and {name!r} is in no group of the optimizer;"
+                    f" add it, or freeze it by requires_grad_(False)"
+                )
+                raise ConfigError(msg)
         norm = self.store.gradient_norm()
         self._pieces.norm = norm.clone()
         if math.isfinite(max_norm):

@@ -21,14 +21,17 @@ class WrittenPoints:
     """The name of the tool's run, and the last step of each curve, in the plugin's folder.
 
     A resumed run finds both. It repeats the updates after its checkpoint bit for bit, so their
-    points, which the tool has, are left out. Without a folder a run cannot be continued.
+    points, which the tool has, are left out, and the log says which. (With changed settings, points
+    of before the change stay.) Without a folder a run cannot be continued.
 
     Args:
         folder: the plugin's folder in the run directory, or None.
+        log: the log of the run.
     """
 
-    def __init__(self, folder: Folder | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Folder | None, log: Any) -> None:
+        self._folder, self._log = folder, log
+        self._length = 0
         found = _read(folder) if folder is not None else {}
         self.run: str | None = found.get("run")
         """The tool's name of its run; None: a new run begins."""
@@ -39,15 +42,20 @@ class WrittenPoints:
         self._descriptor: int | None = None
 
     def start(self, run: str) -> None:
-        """Keep the name of the tool's run from now on."""
+        """Keep the name of the tool's run from now on. Another run has no points yet."""
+        if run != self.run:
+            self.rows, self._last = 0, {}
         self.run = run
         if self._folder is not None and self._descriptor is None:
             self._descriptor = self._folder.open(_FILE, os.O_WRONLY | os.O_CREAT)
         self._save()
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Leave out, from now on, each point at or before the last step of its curve."""
         self._known = dict(self._last)
+        last = max(self._last.values(), default=step)
+        if last > step:
+            self._log.info("logger.points_kept", tool_run=self.run, first=step + 1, last=last)
 
     def new(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the points that the tool does not have."""
@@ -70,7 +78,8 @@ class WrittenPoints:
         """Write in one call, and never less than before: a killed process leaves a whole file."""
         if self._descriptor is not None:
             text = json.dumps({"run": self.run, "rows": self.rows, "last": self._last})
-            os.pwrite(self._descriptor, text.encode(), 0)
+            self._length = max(self._length, len(text), os.fstat(self._descriptor).st_size)
+            os.pwrite(self._descriptor, text.ljust(self._length).encode(), 0)
 
 
 def _read(folder: Folder) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from neaptide import HybridTrainer
+from neaptide.api import rng
 from neaptide.errors import DataError, ModelError
 
+from .apart import check_apart
 from .optimizer import OptimizerOutline
 from .outline import WAY_OUT, Outline
 
@@ -78,6 +80,18 @@ class Given:
             ModelError: a copy cannot be made, or the run without plugins fails.
             NeaptideError: a plugin refuses the copy.
         """
+        with rng.preserved():
+            return self._verified(trainer, batches, steps, against, memory=memory)
+
+    def _verified(
+        self,
+        trainer: HybridTrainer,
+        batches: Iterable[Any] | None,
+        steps: int,
+        against: RunConfig | Mapping[str, Any] | str | Path | None,
+        *,
+        memory: bool,
+    ) -> Verification:
         from neaptide_toolkit.verifying import verify  # noqa: PLC0415 - few trainers are verified
         from neaptide_toolkit.verifying.runs import from_config  # noqa: PLC0415 - as above
 
@@ -85,7 +99,9 @@ class Given:
         if taken == [] or (taken is None and self._model is not None):
             msg = "there is no batch to verify with; pass some, such as a list of 8"
             raise DataError(msg)
-        made = from_config if self._model is None else self._made_anew(trainer)
+        made = from_config
+        if self._model is not None and taken:
+            made = self._made_anew(trainer, taken[0])
 
         def with_batches(config: RunConfig, specs: list[PluginSpec]) -> tuple[HybridTrainer, Any]:
             return made(config, specs)[0], copy.deepcopy(taken)
@@ -99,17 +115,18 @@ class Given:
             memory=memory,
         )
 
-    def _made_anew(self, trainer: HybridTrainer) -> TrainerMaker:
-        outline, optimizer, loss_fn = self._model, self._optimizer, self._loss_fn
+    def _made_anew(self, trainer: HybridTrainer, batch: Any) -> TrainerMaker:
+        outline, optimizer = self._model, self._optimizer
         assert outline is not None
-        if outline.is_used_by(loss_fn):
-            msg = f"loss_fn refers to the model in another way than by its argument; {WAY_OUT}"
-            raise ModelError(msg)
         values = _values(trainer, outline.shapes())
+        if self._loss_fn is not None:
+            loss_fn = outline.copied(self._loss_fn, {}, "loss_fn")
+            check_apart(outline, outline.made(values), loss_fn, copy.deepcopy(batch))
 
         def make(config: RunConfig, specs: list[PluginSpec]) -> tuple[HybridTrainer, Any]:
             model = outline.made(values)
             own = None if optimizer is None else optimizer.made(model)
+            loss_fn = outline.copied(self._loss_fn, {}, "loss_fn")
             return HybridTrainer(model, own, loss_fn=loss_fn, config=config, plugins=specs), ()
 
         return make

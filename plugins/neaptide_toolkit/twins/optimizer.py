@@ -49,7 +49,7 @@ class OptimizerOutline:
             one: new[name] for one, name in _by_id(self._outline).items() if name in new
         }
         optimizer = self._class.__new__(self._class)
-        vars(optimizer).update(self._outline.copied(self._attributes, memo))
+        vars(optimizer).update(self._outline.copied(self._attributes, memo, "the optimizer"))
         named = (name for group in self._groups for name in group["params"])
         copied = (one for one in memo.values() if isinstance(one, nn.Parameter))
         own = {id(one) for one in new.values()}
@@ -74,6 +74,6 @@ def _by_id(outline: Outline) -> dict[int, str]:
 
 def _options(group: dict[str, Any], outline: Outline) -> dict[str, Any]:
     options: dict[str, Any] = outline.copied(
-        {name: value for name, value in group.items() if name != "params"}, {}
+        {name: value for name, value in group.items() if name != "params"}, {}, "the optimizer"
     )
     return options

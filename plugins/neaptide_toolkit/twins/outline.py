@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch import nn
 from neaptide.errors import ModelError, described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 WAY_OUT = "use neaptide_toolkit.verifying.verify(config, make=...)"
 
@@ -22,7 +21,7 @@ class Outline:
     """Modules as they were: their class and attributes, and tensors without values.
 
     Taking an outline copies no value and calls no code of the model. It costs some dictionaries a
-    module. It keeps no tensor of the model alive.
+    module. It keeps no parameter and no buffer alive.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -51,7 +50,9 @@ class Outline:
     def _without_values(self, tensor: torch.Tensor, name: str) -> Any:
         if type(tensor) not in {torch.Tensor, nn.Parameter} or tensor.layout != torch.strided:
             self._unfit = self._unfit or f"{name!r} is a {type(tensor).__name__}"
-        empty = torch.empty_like(tensor.detach(), device="meta")
+            empty = torch.empty(0, device="meta")
+        else:
+            empty = torch.empty_like(tensor.detach(), device="meta")
         if isinstance(tensor, nn.Parameter):
             empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
         vars(empty).update(vars(tensor))
@@ -68,7 +69,7 @@ class Outline:
             ModelError: the model cannot be copied.
         """
         if self._unfit:
-            msg = f"the model cannot be made anew: {self._unfit}; {WAY_OUT}"
+            msg = f"no copy can be made: {self._unfit}; {WAY_OUT}"
             raise ModelError(msg)
         memo: dict[int, Any] = {}
         for empty in {id(one): one for one in _tensors(self._model)}.values():
@@ -79,38 +80,34 @@ class Outline:
                 filled = nn.Parameter(filled, requires_grad=empty.requires_grad)
             vars(filled).update(vars(empty))
             memo[id(empty)] = filled
-        model: nn.Module = self.copied(self._model, memo)
+        model: nn.Module = self.copied(self._model, memo, "the model")
         return model
 
-    def copied(self, value: Any, memo: dict[int, Any]) -> Any:
-        """Return a deep copy of `value`, with the copies in `memo`.
+    def copied(self, value: Any, memo: dict[int, Any], name: str) -> Any:
+        """Return a deep copy of `value`, with the copies in `memo`. `name` says what it is.
 
         Raises:
             ModelError: it cannot be copied, or refers to the trained model itself.
         """
+        given = set(memo)
         try:
             new = copy.deepcopy(value, memo)
         except Exception as error:
-            msg = f"the model cannot be made anew: {described(error)}; {WAY_OUT}"
+            msg = f"no copy can be made of {name}: {described(error)}; {WAY_OUT}"
             raise ModelError(msg) from error
-        if any(id(ref()) in memo for ref in self._modules.values()):
+        own = {id(tensor) for tensor, _ in self.originals()} | self.places().keys()
+        if not own.isdisjoint(memo.keys() - given):
             msg = (
-                f"the model cannot be made anew: an attribute of {type(value).__name__} refers to "
-                f"a module that is not its child; {WAY_OUT}"
+                f"no copy can be made of {name}: an attribute refers to a part of the trained "
+                f"model, and not as to its child; {WAY_OUT}"
             )
             raise ModelError(msg)
         return new
 
-    def is_used_by(self, function: Callable[..., object] | None) -> bool:
-        """Return whether a function refers to the trained model by a closure or a global name."""
-        alive = {id(module) for ref in self._modules.values() if (module := ref()) is not None}
-        if id(getattr(function, "__self__", None)) in alive:
-            return True
-        if not isinstance(function, types.FunctionType):
-            return False
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-        named = [function.__globals__.get(name) for name in function.__code__.co_names]
-        return any(id(one) in alive for one in (*cells, *named))
+    def places(self) -> dict[int, str]:
+        """Return the path of each module of the trained model, by its id."""
+        found = ((ref(), path) for path, ref in self._modules.items())
+        return {id(module): path for module, path in found if module is not None}
 
 
 def _outlined(module: nn.Module, placed: Mapping[int, Any]) -> nn.Module:
@@ -142,11 +139,3 @@ def _held(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - an empty cell raises
-    except ValueError:
-        return False
-    return True

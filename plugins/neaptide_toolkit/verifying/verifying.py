@@ -41,6 +41,8 @@ class Verifier:
     def verify(self) -> Verification:
         """Run every check."""
         plain = self._reference(Wish())
+        if plain.refusal is not None and self._other is None:
+            raise plain.refusal
         if plain.error is not None:
             what = "without plugins" if self._other is None else "of the other configuration"
             msg = f"the run {what} fails, so there is nothing to compare with: {plain.error}"
@@ -135,8 +137,8 @@ class Verifier:
             return False
         text = (
             f"without plugins, two runs are not equal after {step} steps, so plugins cannot be "
-            f"judged; draw random numbers from the generators of torch, numpy or Python, or use "
-            f"train.deterministic"
+            f"judged; draw random numbers from the default generators of torch, numpy or Python, "
+            f"keep no state outside of the model and the optimizer, or use train.deterministic"
         )
         self._findings.append(VerifyFinding("repeat", (), None, (), text))
         return True

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from neaptide.api.steps import STOP
+from neaptide.api.steps import STOP, Outcome
+from neaptide.errors import ConfigError
 from neaptide_toolkit.testing.parting import Parting, partings
 
 from .state import batch_of, digested, gradients_of, kept, random_state, state_of
@@ -137,6 +138,12 @@ class Watch:
         result = self._step(batch, **more)
         if random is not None:
             self.notes.draws = random != random_state()
+        if result.outcome is Outcome.DEFERRED:
+            msg = (
+                "verify compares updates of one batch, and here several batches make one; leave "
+                "out the plugin that defers updates, or set its across_steps = false"
+            )
+            raise ConfigError(msg)
         now = self._batch
         value_of = self._value_of(now)
         noted = {**batch_of(batch, value_of), **self._jumped, "loss": float(result.loss)}

@@ -9,16 +9,16 @@ from neaptide.io.units import duration, size
 from neaptide.text import table
 from neaptide_toolkit.machine import profiles
 
-from .value import needs
+from .value import assumed, needs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from .machine import PlannedMachine
-    from .value import Plan, TierPlan
+    from .value import Plan
 
 ALL = "all"
-_HEAD = ("card", "has", "needs", "", "an update", "tokens/s at most", "bound by")
+_HEAD = ("card", "has", "needs", "", "an update", "tokens/s at most", "bound by", "rates")
 
 
 def several(device: str | None) -> list[str]:
@@ -29,41 +29,50 @@ def several(device: str | None) -> list[str]:
     """
     if device is None or (device != ALL and "," not in device):
         return []
-    names = list(profiles.names()) if device == ALL else [one.strip() for one in device.split(",")]
+    words = profiles.names() if device == ALL else map(str.strip, device.split(","))
+    names = list(dict.fromkeys(words))
     for name in names:
         try:
             profiles.path_of(name)
         except ConfigError as error:
-            msg = f"several devices are profiles, such as rtx3090,rtx4090: {error} @ --device"
+            msg = f"several devices are shipped profiles, as in rtx3090,rtx4090: {error} @ --device"
             raise ConfigError(msg) from None
     return names
 
 
-def beside(machines: Sequence[PlannedMachine], plans: Sequence[Plan]) -> str:
+def beside(names: Sequence[str], machines: Sequence[PlannedMachine], plans: Sequence[Plan]) -> str:
     """Return a table of several cards, the smallest first, and what else than a card is needed."""
-    pairs = sorted(
-        zip(machines, plans, strict=True),
-        key=lambda pair: (pair[0].device or 0, -(pair[1].tokens_per_second or 0.0)),
+    triples = sorted(
+        zip(names, machines, plans, strict=True),
+        key=lambda each: (each[1].device or 0, -(each[2].tokens_per_second or 0.0)),
     )
-    rows = [_HEAD, *(_row(machine, plan) for machine, plan in pairs)]
-    others = [_shared(name, tier) for name, tier in plans[0].tiers.items() if name != "device"]
-    return "\n".join([table(rows), "", *others])
+    rows = [_HEAD, *(_row(*each) for each in triples)]
+    return "\n".join([table(rows), "", *_below(plans)])
 
 
-def _row(machine: PlannedMachine, plan: Plan) -> tuple[str, ...]:
-    tier = plan.tiers["device"]
-    assert plan.seconds_per_step is not None
-    tokens = plan.tokens_per_second
+def _row(name: str, machine: PlannedMachine, plan: Plan) -> tuple[str, ...]:
+    tokens, lacking = plan.tokens_per_second, [k for k, tier in plan.tiers.items() if not tier.fits]
+    measured = profiles.load(name).sources["flops_half"].startswith("measured")
     return (
         machine.name,
         size(machine.device or 0),
-        size(tier.needed),
-        "fits" if tier.fits else "does not fit",
-        duration(plan.seconds_per_step),
+        size(plan.tiers["device"].needed),
+        "fits" if not lacking else "too small" if "device" in lacking else f"no: {lacking[0]}",
+        "" if plan.seconds_per_step is None else duration(plan.seconds_per_step),
         "" if tokens is None else f"{tokens:,.0f}",
         plan.bound_by or "",
+        "measured" if measured else "data sheet",
     )
 
 
-def _shared(name: str, tier: TierPlan) -> str:
-    return f"{needs(name, tier)}: {'fits' if tier.fits else 'does not fit'}"
+def _below(plans: Sequence[Plan]) -> Iterator[str]:
+    first = plans[0]
+    for name, tier in first.tiers.items():
+        if name != "device":
+            yield f"{needs(name, tier)}: {'fits' if tier.fits else 'does not fit'}"
+    if first.disk_written:
+        yield f"an update writes {size(first.disk_written)} to the disk"
+    if first.assumptions:
+        yield assumed(first.assumptions)
+    if not any(plan.fits for plan in plans):
+        yield "no card is enough; with one --device, changes are tried with which it fits"

@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from neaptide.errors import DoesNotFitError, NeaptideError
+from neaptide.errors import ConfigError, DoesNotFitError, NeaptideError
 from neaptide.io.units import size
 from neaptide_toolkit.dry_run.allocations import OTHER, no_limit
 from neaptide_toolkit.dry_run.running import dry_run
@@ -67,6 +67,9 @@ def plans(
         NeaptideError: as `plan`.
     """
     first, rates = targets[0], [one.rates for one in targets if one.rates is not None]
+    if len(targets) > 1 and len(rates) < len(targets):
+        msg = "several machines are planned together if all have rates; plan the others alone"
+        raise ConfigError(msg)
     with with_ram(first.host):
         done = dry_run(config, rates, first.kind, check)
     times = done.times or (None,)

@@ -117,7 +117,7 @@ class Plan:
         parts = [f"plan for {self.machine}", _moments(self)]
         parts += [_tier(name, tier) for name, tier in self.tiers.items()]
         if self.assumptions:
-            parts.append(_assumed(self.assumptions))
+            parts.append(assumed(self.assumptions))
         parts += [speed(self), verdict(self)]
         if self.disk_written:
             parts.append(wear(self))
@@ -126,7 +126,7 @@ class Plan:
         return "\n\n".join(parts)
 
 
-def _assumed(assumptions: tuple[str, ...]) -> str:
+def assumed(assumptions: tuple[str, ...]) -> str:
     """Return what the plan assumes, one in a line, those that were made first."""
     left = len(assumptions) - _ASSUMPTIONS
     more = (f"and {left} more, see --json",) if left > 0 else ()

@@ -103,7 +103,7 @@ def plan(
         if write or html:
             msg = "a page or a configuration is of one device; name one @ --device"
             raise ConfigError(msg)
-        return _plan_several(config, [machine(name) for name in names], json=json)
+        return _plan_several(config, names, [machine(name) for name in names], json=json)
     made = _plan_one(config, machine(device), json=json)
     if html is not None:
         from .page import plan_page  # noqa: PLC0415 - only the page needs it
@@ -135,7 +135,9 @@ def _plan_one(config: RunConfig, machine: PlannedMachine, *, json: bool) -> Plan
     return made
 
 
-def _plan_several(config: RunConfig, machines: Sequence[PlannedMachine], *, json: bool) -> int:
+def _plan_several(
+    config: RunConfig, names: Sequence[str], machines: Sequence[PlannedMachine], *, json: bool
+) -> int:
     """Print a table of the plans of several cards."""
     from . import cards, planning, value  # noqa: PLC0415 - they import torch
 
@@ -144,7 +146,7 @@ def _plan_several(config: RunConfig, machines: Sequence[PlannedMachine], *, json
     if json:
         print_json([value.as_json(one) for one in every])
     else:
-        print_text(cards.beside(machines, every))
+        print_text(cards.beside(names, machines, every))
     return 0 if any(one.fits for one in every) else DoesNotFitError.exit_code
 
 

@@ -82,7 +82,7 @@ def test_loss_gradients_and_errors_are_those_of_the_op(
         assert expected == got
         return
     torch.testing.assert_close(got[0], expected[0], equal_nan=True)
-    if bool(expected[0].isfinite()):
+    if bool(expected[0].isfinite()) and bool((labels != -100).any()):  # else torch has nan * 0
         for right, result in zip(expected[1:], got[1:], strict=True):
             torch.testing.assert_close(result, right)
 

@@ -57,9 +57,24 @@ def outside(model: Any, batch: Any) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["input_ids"].flatten())
 
 
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("loss_of", [twice, outside])
-def test_losses_that_the_loop_computes(loss_of: Any) -> None:
-    assert_alike(loop(ALL, loss_of=loss_of), loop(loss_of=loss_of))
+def test_losses_that_the_loop_computes(loss_of: Any, steps: int) -> None:
+    given: dict[str, Any] = {"loss_of": loss_of, "gradient_accumulation_steps": steps}
+    assert_alike(loop(ALL, **given), loop(**given))
+
+
+def between(model: Any, batch: Any) -> torch.Tensor:
+    """Return a loss of two forwards with an evaluation between them."""
+    first = model(**batch).loss
+    with torch.no_grad():
+        scale = model(**batch).loss
+    return first + scale * model(**{**batch, "input_ids": batch["input_ids"].flip(1)}).loss  # type: ignore[no-any-return]
+
+
+def test_an_evaluation_between_two_forwards_of_a_loss() -> None:
+    given: dict[str, Any] = {"loss_of": between, "gradient_accumulation_steps": 2}
+    assert_alike(loop(["layer-streaming"], **given), loop(**given))
 
 
 def test_a_model_that_is_trained_in_eval_mode_stays_in_it() -> None:

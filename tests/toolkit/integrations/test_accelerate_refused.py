@@ -155,3 +155,13 @@ def test_a_plugin_that_asks_for_the_loss_of_a_batch() -> None:
 
     prepared([stranger(plugin_with(on_run_start=hookimpl(on_run_start)))])
     assert "once more" in refusal(lambda: probes[0](batch()))
+
+
+def test_clipping_beside_a_parameter_that_no_optimizer_has() -> None:
+    made = accelerator([])
+    model = causal_lm()
+    optimizer = torch.optim.SGD(model.lm_head.parameters(), lr=0.1)
+    model, _ = made.prepare(model, optimizer)
+    made.backward(model(**batch()).loss)
+    told = refusal(lambda: made.clip_grad_norm_(model.parameters(), 1.0))
+    assert "is in no group of the optimizer" in told

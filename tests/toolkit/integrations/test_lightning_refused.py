@@ -140,3 +140,15 @@ def test_a_checkpoint_after_the_fit_has_no_state_of_plugins(tmp_path: Path) -> N
     done = fit(["ema"], max_epochs=1)
     with pytest.warns(UserWarning, match="ModelCheckpoint"):
         done.trainer.save_checkpoint(tmp_path / "late.ckpt")
+
+
+class Keeps(Module):
+    """Would keep the gradients."""
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        pass
+
+
+def test_a_module_that_does_not_zero_gradients_is_told() -> None:
+    with pytest.warns(UserWarning, match="optimizer_zero_grad of the module has no effect"):
+        trainer([], max_epochs=1).fit(Keeps(), loader(4))

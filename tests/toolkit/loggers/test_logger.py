@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 GOT: list[tuple[Any, ...]] = []
 
 
+class Log:
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def info(self, event: str, **values: Any) -> None:
+        self.said[event] = values
+
+
+LOG = Log()
+
+
 @attrs.frozen(kw_only=True)
 class EveryUpdate:
     every: int = 1
@@ -95,19 +106,20 @@ def test_what_a_tool_draws_changes_no_random_number_of_the_run(tmp_path: Path) -
 
 
 def test_points_that_a_tool_has_are_left_out_after_a_resume(tmp_path: Path) -> None:
-    first = WrittenPoints(Folder(tmp_path))
+    first = WrittenPoints(Folder(tmp_path), LOG)
     assert first.run is None
     first.start("abc")
-    first.begin()
+    first.begin(0)
     for step in (1, 2, 3):
         values = {"loss": 0.5, **({"eval": 1.0} if step == 2 else {})}
         assert values == first.new(step, values)
         first.add(step, values)
-    again = WrittenPoints(Folder(tmp_path))  # the first was killed: it did not close
+    again = WrittenPoints(Folder(tmp_path), LOG)  # the first was killed: it did not close
     assert ("abc", 3) == (again.run, again.rows)
     again.start("abc")
     assert {"loss": 1.0} == again.new(1, {"loss": 1.0}), "nothing is left out before `begin`"
-    again.begin()
+    again.begin(1)
+    assert {"tool_run": "abc", "first": 2, "last": 3} == LOG.said.pop("logger.points_kept")
     assert {} == again.new(2, {"loss": 1.0, "eval": 1.0})
     assert {"eval": 1.0} == again.new(3, {"loss": 1.0, "eval": 1.0})
     assert {"loss": 1.0} == again.new(4, {"loss": 1.0})
@@ -115,8 +127,22 @@ def test_points_that_a_tool_has_are_left_out_after_a_resume(tmp_path: Path) -> N
     first.close()
 
 
+def test_another_run_of_the_tool_has_no_points_and_leaves_a_whole_file(tmp_path: Path) -> None:
+    first = WrittenPoints(Folder(tmp_path), LOG)
+    first.start("a" * 72)
+    first.add(5, {"loss": 1.0, "eval": 1.0})
+    first.close()
+    other = WrittenPoints(Folder(tmp_path), LOG)
+    other.start("b")
+    other.begin(5)
+    assert {"loss": 2.0} == other.new(5, {"loss": 2.0})
+    other.close()
+    again = WrittenPoints(Folder(tmp_path), LOG)
+    assert ("b", 0) == (again.run, again.rows)
+
+
 def test_without_a_folder_nothing_is_kept() -> None:
-    written = WrittenPoints(None)
+    written = WrittenPoints(None, LOG)
     written.start("abc")
     written.add(1, {"loss": 1.0})
     assert ("abc", 1) == (written.run, written.rows)
@@ -127,7 +153,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
 def test_a_damaged_file_is_told_with_the_way_out(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"run.json is damaged; remove it to log to a new run"):
-        WrittenPoints(Folder(tmp_path))
+        WrittenPoints(Folder(tmp_path), LOG)
 
 
 def test_a_short_run_can_be_stopped_and_resumed(tmp_path: Path) -> None:

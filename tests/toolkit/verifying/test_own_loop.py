@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from sweep_nets import net_cases
 from torch import nn
 from verified import CONFIG, Net, loss_of
 
-from neaptide import DataError, HybridTrainer, ModelError
+from neaptide import ConfigError, DataError, HybridTrainer, ModelError
 from neaptide.run.feed import moved
 from neaptide_toolkit.twins.optimizer import OptimizerOutline
 from neaptide_toolkit.twins.outline import Outline
@@ -141,13 +142,7 @@ def test_what_cannot_be_made_anew_is_refused_in_one_line() -> None:
     inputs = [torch.randn(4, 8, device=DEVICE)] * 2
     with (
         trainer_of(_Listed().to(DEVICE), loss_fn=_mean) as trainer,
-        pytest.raises(ModelError, match=r"refers to a module that is not its child; use .*make="),
-    ):
-        trainer.verify(inputs, steps=2)
-    model = nn.Linear(8, 1, device=DEVICE)
-    with (
-        trainer_of(model, loss_fn=lambda _, batch: model(batch).square().mean()) as trainer,
-        pytest.raises(ModelError, match="loss_fn refers to the model in another way"),
+        pytest.raises(ModelError, match=r"the model: an attribute refers to a part .*make="),
     ):
         trainer.verify(inputs, steps=2)
     with (
@@ -252,9 +247,102 @@ def test_an_optimizer_that_keeps_parameters_is_copied_with_those_of_the_copy() -
         groups.made(twin)
 
 
+def test_a_tensor_of_another_class_is_refused_where_a_copy_is_made() -> None:
+    outline = Outline(nn.LazyLinear(3))
+    with pytest.raises(ModelError, match="'weight' is a UninitializedParameter"):
+        outline.made({})
+
+
 def test_tensors_of_an_outlined_model_can_be_swapped() -> None:
     """Torch refuses to swap a tensor with a weak reference."""
     model = net()
     outline = Outline(model)
     torch.utils.swap_tensors(model.head.bias, nn.Parameter(torch.ones(11, device=DEVICE)))
     assert "head.bias" in outline.shapes()
+
+
+class _Holder:
+    """Holds the model, and computes a loss of it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def loss(self, _: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return _mean(self.net, batch)
+
+    __call__ = loss
+
+
+def _of_another(_: nn.Module, batch: torch.Tensor, *, net: nn.Module) -> torch.Tensor:
+    return _mean(net, batch)
+
+
+def _with_state(model: nn.Module, batch: torch.Tensor, *, state: dict[str, Any]) -> torch.Tensor:
+    return _mean(model, batch) + state["0.weight"].square().sum()
+
+
+OTHER_WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "a closure": lambda net: lambda _, batch: _mean(net, batch),
+    "a list": lambda net: lambda _, batch, kept=(net,): _mean(kept[0], batch),
+    "a method": lambda net: _Holder(net).loss,
+    "an object": _Holder,
+    "a partial": lambda net: partial(_of_another, net=net),
+    "its forward": lambda net: lambda _, batch, call=net.forward: call(batch).square().mean(),
+    "a parameter": lambda net: lambda m, batch, w=net[0].weight: _mean(m, batch) + w.sum(),
+    "its state": lambda net: partial(_with_state, state=net.state_dict(keep_vars=True)),
+}
+
+
+@pytest.mark.parametrize("plugins", [{}, {"layer_streaming": {}}], ids=["plain", "streamed"])
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_a_loss_of_the_trained_model_is_refused_and_leaves_it_as_it_is(
+    way: str, plugins: dict[str, Any]
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)).to(DEVICE)
+    inputs = [torch.randn(4, 8, device=DEVICE)] * 2
+    with trainer_of(model, loss_fn=OTHER_WAYS[way](model), ema={}, **plugins) as trainer:
+        before = trainer.digest()
+        with pytest.raises(ModelError, match=r"loss_fn.*of the trained"):
+            trainer.verify(inputs, steps=2)
+        assert before == trainer.digest()
+    assert all(one.grad is None for one in model.parameters())
+
+
+def test_a_loss_of_a_part_with_the_name_of_the_model_is_verified() -> None:
+    model = nn.Sequential()
+    model.add_module("model", nn.Linear(8, 1, device=DEVICE))
+    inputs = [torch.randn(4, 8, device=DEVICE)] * 2
+
+    def loss(given: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return _mean(given.model, batch)  # type: ignore[arg-type]  # a module
+
+    with trainer_of(model, loss_fn=loss) as trainer:
+        assert trainer.verify(inputs, steps=2).right
+
+
+def test_a_criterion_is_copied_and_a_loader_moves_no_random_state() -> None:
+    criterion = nn.BatchNorm1d(8).to(DEVICE)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = criterion
+
+        def forward(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return _mean(model, self.norm(batch))
+
+    rows = torch.utils.data.DataLoader(torch.randn(16, 8, device="cpu").to(DEVICE), 4, shuffle=True)
+    with trainer_of(nn.Linear(8, 1, device=DEVICE), loss_fn=Loss(), ema={}) as trainer:
+        before = trainer.digest()
+        assert trainer.verify(rows, steps=2).right
+        assert before == trainer.digest()
+    assert 0 == int(criterion.num_batches_tracked)
+
+
+def test_an_update_of_several_batches_is_not_compared() -> None:
+    plugins = {"gradient_accumulation": {"steps": 4, "across_steps": True}}
+    with (
+        trainer_of(net(), **plugins, ema={}) as trainer,
+        pytest.raises(ConfigError, match="compares updates of one batch, and here several"),
+    ):
+        trainer.verify(batches(8), steps=4)

@@ -19,7 +19,7 @@ def test_every_card_is_in_the_table_with_its_own_time(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     head, *rows = done.stdout.splitlines()
     assert head.startswith("card ")
-    assert head.endswith("  an update  tokens/s at most  bound by")
+    assert head.endswith("  an update  tokens/s at most  bound by  rates")
     assert [row for row in rows if " fits " in row] == rows[: len(profiles.names())]
     assert rows[-1].startswith("RAM needs ")
     assert rows[-1].endswith(" of 64.0 GiB: fits")
@@ -40,13 +40,16 @@ def test_cards_together_have_the_plans_of_each_alone(tmp_path: Path) -> None:
 def test_it_ends_with_3_if_no_card_is_enough(tmp_path: Path) -> None:
     done = planned(tmp_path, "--device", "t4,rtx4090", "--ram", "0.01")
     assert done.returncode == 3
-    assert done.stdout.splitlines()[-1].endswith(" of 10.2 MiB: does not fit")
+    *rows, ram, way_out = done.stdout.splitlines()
+    assert ["no: RAM" in row for row in rows] == [False, True, True, False]
+    assert ram.endswith(" of 10.2 MiB: does not fit")
+    assert way_out.startswith("no card is enough; with one --device")
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--device", "rtx4090,16"), "several devices are profiles, such as rtx3090,rtx4090"),
+        (("--device", "rtx4090,16"), "several devices are shipped profiles, as in rtx3090,rtx4090"),
         (("--device", "rtx4090,rtx4o90"), "no machine profile 'rtx4o90' (did you mean"),
         (("--device", "all", "--html", "page.html"), "of one device; name one @ --device"),
         (("--device", "all", "--write", "fits.toml"), "of one device; name one @ --device"),

@@ -34,7 +34,9 @@ class MlflowConfig:
         1, validator=ge(1), help="updates between two points of loss, norm, time and memory"
     )
     flush_seconds: float = field(
-        5.0, validator=ge(0.0), help="longest time, in seconds, until points are sent"
+        5.0,
+        validator=ge(0.0),
+        help="time, in seconds, after which the next record sends all points",
     )
 
 

@@ -52,7 +52,7 @@ class MlflowPlugin(LoggerPlugin[MlflowConfig]):
             from .sink import MlflowSink  # noqa: PLC0415 - as above
 
             name = self.config.name or (run.directory.name if run.directory is not None else None)
-            written = WrittenPoints(run.plugin_folder("mlflow"))
+            written = WrittenPoints(run.plugin_folder("mlflow"), run.log)
             sink = MlflowSink(client, written, self.config.flush_seconds)
             kept = sink.start(experiment, name, self.config.tags, settings_of(run))
             if kept:

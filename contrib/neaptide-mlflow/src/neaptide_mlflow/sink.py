@@ -73,9 +73,8 @@ class MlflowSink:
 
     def begin(self, step: int) -> None:
         """Leave out what MLflow has of the updates after `step`."""
-        del step
         self._flush(wait=True)
-        self._written.begin()
+        self._written.begin(step)
 
     def phase(self, step: int, name: str) -> None:
         """Set the tag `phase`: a metric of MLflow is a number."""

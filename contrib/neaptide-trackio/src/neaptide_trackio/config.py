@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from attrs.validators import ge, min_len, optional
+from attrs.validators import ge, matches_re, min_len, optional
 
 from neaptide import PluginSpec, field
 
@@ -12,11 +12,16 @@ from neaptide import PluginSpec, field
 class TrackioConfig:
     """`[plugins.trackio]`."""
 
-    project: str = field("neaptide", validator=min_len(1), help="project of Trackio")
+    project: str = field(
+        "neaptide",
+        validator=matches_re(r"[\w-][\w .-]*"),
+        help="project of Trackio: letters, digits, spaces, `.`, `_` and `-`",
+    )
     name: str | None = field(
         None,
         validator=optional(min_len(1)),
-        help="name of the run; by default the name of the run directory and a random suffix",
+        help="first part of the run's name, before a random suffix; by default the name of the run "
+        "directory",
     )
     group: str | None = field(None, validator=optional(min_len(1)), help="group of runs")
     space_id: str | None = field(

@@ -43,7 +43,7 @@ class TrackioPlugin(LoggerPlugin[TrackioConfig]):
             from .sink import TrackioSink  # noqa: PLC0415 - as above
 
             name = run.directory.name if run.directory is not None else None
-            written = WrittenPoints(run.plugin_folder("trackio"))
+            written = WrittenPoints(run.plugin_folder("trackio"), run.log)
             return TrackioSink(written, self.config, name, settings_of(run))
 
         return opened

@@ -37,7 +37,7 @@ class TrackioSink:
         self._written = written
         resumed = written.run is not None
         # Trackio finds a run by its name: those of two run directories must differ.
-        fresh = config.name or f"{name or 'run'}-{secrets.token_hex(3)}"
+        fresh = f"{config.name or name or 'run'}-{secrets.token_hex(3)}"
         chosen = written.run or fresh
         automatic = None if config.system_metrics else False
         with redirect_stdout(sys.stderr):  # Trackio prints, and stdout is the run's
@@ -56,8 +56,7 @@ class TrackioSink:
 
     def begin(self, step: int) -> None:
         """Leave out what Trackio has of the updates after `step`."""
-        del step
-        self._written.begin()
+        self._written.begin(step)
 
     def phase(self, step: int, name: str) -> None:
         """Add the name of the phase as text."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from attrs.validators import ge, min_len, optional
+from attrs.validators import ge, matches_re, min_len, optional
 
 from neaptide import PluginSpec, field
 
 Mode = Literal["online", "offline", "disabled"]
+_NAME = matches_re(r"[^/\\#?%:]+")
+"""What W&B takes as the name of a project and as an id."""
 
 
 @attrs.frozen(kw_only=True)
 class WandbConfig:
     """`[plugins.wandb]`."""
 
-    project: str = field("neaptide", validator=min_len(1), help="project of W&B")
+    project: str = field(
+        "neaptide", validator=_NAME, help="project of W&B, without any of `/\\\\#?%:`"
+    )
     entity: str | None = field(
         None, validator=optional(min_len(1)), help="user or team; by default that of the API key"
     )
@@ -39,7 +43,7 @@ class WandbConfig:
     )
     id: str | None = field(
         None,
-        validator=optional(min_len(1)),
+        validator=optional(_NAME),
         help="id of the run of W&B, to continue it; by default a resumed run continues its own",
     )
     every: int = field(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -33,6 +35,8 @@ class WandbPlugin(LoggerPlugin[WandbConfig]):
         import wandb  # noqa: PLC0415 - it may be missing, and takes a second
 
         mode = self.config.mode or wandb.setup().settings.mode
+        if self.config.dir is not None:
+            _check_directory(Path(self.config.dir))
         if mode in ("online", "shared", "run"):
             _check_account()
 
@@ -43,9 +47,21 @@ class WandbPlugin(LoggerPlugin[WandbConfig]):
             directory = self.config.dir or (str(folder.path) if folder is not None else None)
             name = self.config.name or (run.directory.name if run.directory is not None else None)
             settings = attrs.evolve(self.config, mode=mode, dir=directory, name=name)
-            return WandbSink(WrittenPoints(folder), settings, settings_of(run))
+            return WandbSink(WrittenPoints(folder, run.log), settings, settings_of(run))
 
         return opened
+
+
+def _check_directory(path: Path) -> None:
+    """Raise ConfigError if W&B cannot write there: it would write to /tmp instead."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        msg = f"W&B cannot write to {path}; name another directory @ plugins.wandb.dir"
+        raise ConfigError(msg)
 
 
 def _check_account() -> None:

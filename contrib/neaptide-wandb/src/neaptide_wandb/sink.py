@@ -50,8 +50,7 @@ class WandbSink:
 
     def begin(self, step: int) -> None:
         """Leave out what W&B has of the updates after `step`."""
-        del step
-        self._written.begin()
+        self._written.begin(step)
 
     def phase(self, step: int, name: str) -> None:
         """Add the name of the phase as text."""

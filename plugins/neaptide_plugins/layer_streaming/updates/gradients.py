@@ -77,12 +77,15 @@ class Gradients:
         self.casts = Casts(device)
         self.accumulators = Accumulators()
 
-    def begin(self) -> None:
+    def begin(self, *, waiting: bool = False) -> None:
         """Begin a step: forget what was counted since the last one, and take the user's gradients.
+
+        If a forward is `waiting` for its backward, its uses of blocks still count.
 
         Raises ModelError if the user has set a gradient that an update in the backward would drop.
         """
-        self._forget_uses()
+        if not waiting:
+            self._forget_uses()
         for block in self._blocks:
             views = self.host.views(block)
             for parameter in block.parameters:

@@ -20,7 +20,7 @@ from neaptide.api.steps import WeighedLoss
 from neaptide.run.fit import FITTING
 
 from .reached import reached
-from .refusals import unsteppable
+from .refusals import check_owned, unsteppable
 from .step_plugin import SPEC, StepInPieces
 from .waiting import WAITING
 
@@ -167,14 +167,7 @@ class SteppedRun:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Return the L2 norm of all gradients; clip them to `max_norm`, which may be inf."""
-        own = {id(one) for group in self.hybrid.optimizer.param_groups for one in group["params"]}
-        for name, one in self.hybrid.model.named_parameters():
-            if one.requires_grad and id(one) not in own:
-                msg = (
-                    f"gradients are clipped together, and {name!r} is in no group of the optimizer;"
-                    f" add it, or freeze it by requires_grad_(False)"
-                )
-                raise ConfigError(msg)
+        check_owned(self.hybrid.model, self.hybrid.optimizer)
         norm = self.store.gradient_norm()
         self._pieces.norm = norm.clone()
         if math.isfinite(max_norm):

@@ -11,6 +11,9 @@ from neaptide import ConfigError, RunConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import torch
+    from torch import nn
+
     from neaptide import HybridTrainer, PluginSpec
 
 PLACEMENT = "device.placement"
@@ -96,3 +99,15 @@ def unsteppable(hybrid: HybridTrainer, *, given: bool, called: bool) -> str | No
     if called and hybrid.hooks.implements("before_forward"):
         return "a plugin acts in before_forward, which comes too late here; remove the plugin"
     return None
+
+
+def check_owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if a trained parameter is in no group: nobody would drop its gradients."""
+    own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    for name, one in model.named_parameters():
+        if one.requires_grad and id(one) not in own:
+            msg = (
+                f"gradients are clipped together, and {name!r} is in no group of the optimizer; "
+                f"add it, or freeze it by requires_grad_(False)"
+            )
+            raise ConfigError(msg)

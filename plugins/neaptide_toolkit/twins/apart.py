@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .outline import Outline
 
 
-class _Watch(TorchFunctionMode):
+class _UseCheck(TorchFunctionMode):
     """Raises ModelError if an operation takes a tensor of the trained model."""
 
     def __init__(self, outline: Outline) -> None:
@@ -54,7 +54,7 @@ def check_apart(
 
     hook = register_module_forward_pre_hook(check)
     try:
-        with _Watch(outline), torch.compiler.set_stance("force_eager"):
+        with _UseCheck(outline), torch.compiler.set_stance("force_eager"):
             loss_fn(copy, batch)
     except ModelError:
         raise

@@ -80,9 +80,8 @@ class Gradients:
     def begin(self, *, waiting: bool = False) -> None:
         """Begin a step: forget what was counted since the last one, and take the user's gradients.
 
-        If a forward is `waiting` for its backward, its uses of blocks still count.
-
-        Raises ModelError if the user has set a gradient that an update in the backward would drop.
+        Uses of a forward that is `waiting` for its backward still count. Raises ModelError if the
+        user has set a gradient that an update in the backward would drop.
         """
         if not waiting:
             self._forget_uses()

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from contributed import entry_points_of, found_from
 from pages import CONTRIB, PAGES, READMES, ROOT, blocks, indented
 from snippets import CHECKS, WrongSnippetError, check_configuration, run_page
@@ -37,6 +38,8 @@ WITH_PYTHON = sorted({block.page for block in FENCED if block.language == "pytho
 
 OPTIONAL = {"lightning.md": "lightning"}
 """Pages that need a library which an environment of tests may lack."""
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What torchrun sets for one process."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,8 +89,14 @@ def test_python_of(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if page.name in OPTIONAL:
         pytest.importorskip(OPTIONAL[page.name], reason=f"pip install {OPTIONAL[page.name]}")
     monkeypatch.chdir(tmp_path)
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
     python = [block for block in FENCED if block.page == page and block.language == "python"]
-    run_page(page, [(block.line, block.text) for block in python])
+    try:
+        run_page(page, [(block.line, block.text) for block in python])
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("page", ENABLED_BY_TABLE, ids=lambda page: page.parent.name)

@@ -22,7 +22,7 @@ from neaptide.hooks.enabling import configured
 from .calls import UserCalls
 from .optimizers import SteppedOptimizer
 from .pieces import SteppedRun
-from .refusals import check_called, check_plugins, check_settings, is_placed
+from .refusals import check_called, check_owned, check_plugins, check_settings, is_placed
 from .unshared import unshared
 
 if TYPE_CHECKING:
@@ -189,6 +189,8 @@ class NeaptideAccelerator(Accelerator):  # type: ignore[misc]
 
     def _check_all(self, parameters: Any) -> None:
         assert self._trained is not None, "the run has begun"
+        assert self._stepped is not None, "as above"
+        check_owned(self._trained, self._stepped.real)
         given = {id(one) for one in parameters}
         named = self._trained.named_parameters()
         left = [name for name, one in named if one.requires_grad and id(one) not in given]

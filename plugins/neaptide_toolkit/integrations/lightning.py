@@ -27,7 +27,7 @@ from .calls import UserCalls
 from .optimizers import SteppedOptimizer
 from .packed import packed, unpacked
 from .pieces import SteppedRun
-from .refusals import check_called, check_plugins, check_settings, is_placed
+from .refusals import check_called, check_owned, check_plugins, check_settings, is_placed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -168,8 +168,13 @@ class NeaptideStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         assert pieces is not None, "begun"
         evaluate = loop.run
         self._replace(loop, "run", lambda: pieces.evaluation(evaluate))
-        clips = self.precision_plugin
-        self._replace(clips, "clip_grad_by_norm", lambda _, norm: pieces.clip(float(norm)))
+        clips, hybrid = self.precision_plugin, pieces.hybrid
+
+        def clip(_: Any, norm: Any) -> Any:
+            check_owned(hybrid.model, hybrid.optimizer)
+            return pieces.clip(float(norm))
+
+        self._replace(clips, "clip_grad_by_norm", clip)
         self._replace(clips, "clip_grad_by_value", lambda _, limit: pieces.clamp(float(limit)))
 
     def _replace(self, owner: Any, name: str, value: Any) -> None:

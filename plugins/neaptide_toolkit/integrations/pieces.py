@@ -20,7 +20,7 @@ from neaptide.api.steps import WeighedLoss
 from neaptide.run.fit import FITTING
 
 from .reached import reached
-from .refusals import check_owned, unsteppable
+from .refusals import unsteppable
 from .step_plugin import SPEC, StepInPieces
 from .waiting import WAITING
 
@@ -167,7 +167,6 @@ class SteppedRun:
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Return the L2 norm of all gradients; clip them to `max_norm`, which may be inf."""
-        check_owned(self.hybrid.model, self.hybrid.optimizer)
         norm = self.store.gradient_norm()
         self._pieces.norm = norm.clone()
         if math.isfinite(max_norm):

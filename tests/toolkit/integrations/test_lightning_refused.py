@@ -152,3 +152,16 @@ class Keeps(Module):
 def test_a_module_that_does_not_zero_gradients_is_told() -> None:
     with pytest.warns(UserWarning, match="optimizer_zero_grad of the module has no effect"):
         trainer([], max_epochs=1).fit(Keeps(), loader(4))
+
+
+class Partly(Module):
+    """Trains a part of its parameters."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.model.lm_head.parameters(), lr=0.1)
+
+
+def test_clipping_beside_a_parameter_that_no_optimizer_has() -> None:
+    fitted = trainer([], max_epochs=1, gradient_clip_val=1.0)
+    told = refusal(lambda: fitted.fit(Partly(), loader(4)))
+    assert "is in no group of the optimizer" in told

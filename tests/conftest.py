@@ -80,7 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if any("::" in one for one in config.args):
         return
-    for path in (LIST, SIMULATED) if config.getoption("simulated_gpu", False) else (LIST,):
+    simulated = config.getoption("simulated_gpu", False)
+    few = simulated and not os.environ.get("DEVICE_ROUNDS_OTHERWISE")  # which runs few rooms
+    for path in (LIST, SIMULATED) if few else (LIST,):
         for item in left_out((one for one in items if "slow" not in one.keywords), path):
             item.add_marker(pytest.mark.slow)
 

@@ -78,7 +78,18 @@ def test_new_runs_are_new_runs_of_trackio(tmp_path: Path) -> None:
     short_run(None, plugin("new", name="mine", every=2), steps=2)
     found = runs("new")
     assert 3 == len(set(found))
-    assert [2] == [step for step, _ in curves("new", "mine")["train/loss"]]
+    (mine,) = (name for name in found if name.startswith("mine-"))
+    assert [2] == [step for step, _ in curves("new", mine)["train/loss"]]
+
+
+def test_two_run_directories_with_one_name_do_not_share_a_run(tmp_path: Path) -> None:
+    named = plugin("shared", name="mine")
+    with pytest.raises(StoppedError):
+        short_run(tmp_path / "first", named, steps=8, stop_after=6)
+    short_run(tmp_path / "second", named, steps=4)
+    short_run(tmp_path / "first", named, steps=8, resume="auto")
+    lasts = sorted(curves("shared", name)["train/loss"][-1][0] for name in set(runs("shared")))
+    assert [4, 8] == lasts
 
 
 CONFIG = """

@@ -130,14 +130,18 @@ def section(model: str, made: dict[str, dict[str, Any]]) -> Iterator[str]:
     for way, one in made.items():
         sizes, shown = f"{one['device'] / GIB:.1f} | {one['ram'] / GIB:.1f}", one["cards"][SHOWN]
         yield f"| {way} | {sizes} | {shown['seconds']:.2f} | {shown['tokens']:,.0f} | {shown['bound']} |"
-    yield "\nBound by, on each card:\n"
-    for way, one in made.items():
-        engines: dict[str, list[str]] = {}
-        for card, name in CARDS.items():
-            engines.setdefault(one["cards"][card]["bound"], []).append(name)
-        told = "; ".join(f"{engine}: {', '.join(names)}" for engine, names in engines.items())
-        yield f"- {way}: {told}"
-    yield ""
+    others = [
+        f"{way} by *{one['cards'][card]['bound']}* on an {name}"
+        for way, one in made.items()
+        for card, name in CARDS.items()
+        if one["cards"][card]["bound"] != one["cards"][SHOWN]["bound"]
+    ]
+    told = (
+        f"Elsewhere the bound is the same, but for {', '.join(others)}."
+        if others
+        else "So it is on all cards."
+    )
+    yield f"\n{told}\n"
 
 
 def desktop(known: Plans, ram: int) -> Iterator[str]:

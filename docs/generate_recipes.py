@@ -137,9 +137,9 @@ def section(model: str, made: dict[str, dict[str, Any]]) -> Iterator[str]:
         if one["cards"][card]["bound"] != one["cards"][SHOWN]["bound"]
     ]
     told = (
-        f"Elsewhere the bound is the same, but for {', '.join(others)}."
+        f"On other cards the bound is the same, but for {', '.join(others)}."
         if others
-        else "So it is on all cards."
+        else "On all cards the bound is the same."
     )
     yield f"\n{told}\n"
 

@@ -32,7 +32,7 @@ def trained(*, ours: bool, steps: int, tokens: int, pieces: int) -> Timed:
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(loss.item())
         if accelerator.sync_gradients:
             clock.ended()
     accelerator.end_training()

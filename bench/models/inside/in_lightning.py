@@ -22,7 +22,7 @@ class _Module(lightning.LightningModule):  # type: ignore[misc] - it has no type
 
     def training_step(self, batch: Any, _: int) -> Any:
         loss = self.net(**batch).loss
-        self.losses.append(float(loss))
+        self.losses.append(loss.item())
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import pytest
 import torch
 import transformers
 from support import DEVICE
 
+from neaptide import ConfigError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _WORDS = 48
@@ -151,3 +155,11 @@ def assert_same(ours: Done, theirs: Done) -> None:
     assert ours.weights.keys() == theirs.weights.keys()
     for name, weight in theirs.weights.items():
         assert torch.equal(ours.weights[name].cpu(), weight.cpu()), name
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """Return the one line of the ConfigError that a call raises."""
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

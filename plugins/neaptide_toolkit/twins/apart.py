@@ -25,7 +25,7 @@ class _UseCheck(TorchFunctionMode):
 
     def __init__(self, outline: Outline) -> None:
         super().__init__()
-        self._names = {id(tensor): name for tensor, name in outline.originals()}
+        self._names = outline.names()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -32,7 +32,7 @@ class OptimizerOutline:
             for name, value in vars(optimizer).items()
             if name not in _APART
         }
-        names = _by_id(outline)
+        names = outline.names()
         self._groups = [
             {**group, "params": [names.get(id(one)) for one in group["params"]]}
             for group in optimizer.param_groups
@@ -46,7 +46,7 @@ class OptimizerOutline:
         """
         new = dict(model.named_parameters(remove_duplicate=False))
         memo: dict[int, Any] = {
-            one: new[name] for one, name in _by_id(self._outline).items() if name in new
+            one: new[name] for one, name in self._outline.names().items() if name in new
         }
         optimizer = self._class.__new__(self._class)
         vars(optimizer).update(self._outline.copied(self._attributes, memo, "the optimizer"))
@@ -62,14 +62,6 @@ class OptimizerOutline:
             for group in self._groups
         ]
         return optimizer
-
-
-def _by_id(outline: Outline) -> dict[int, str]:
-    """Return the first name of each tensor that the model has now."""
-    found: dict[int, str] = {}
-    for tensor, name in outline.originals():
-        found.setdefault(id(tensor), name)
-    return found
 
 
 def _options(group: dict[str, Any], outline: Outline) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from neaptide.errors import ModelError, described
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 WAY_OUT = "use neaptide_toolkit.verifying.verify(config, make=...)"
 
@@ -30,18 +30,22 @@ class Outline:
         # Of modules: torch cannot swap a tensor that somebody refers to weakly.
         self._modules = {path: weakref.ref(one) for path, one in model.named_modules()}
         self._unfit = ""
-        placed: dict[int, Any] = {}
-        for tensor, name in self.originals():
-            if id(tensor) not in placed:
-                placed[id(tensor)] = self._without_values(tensor, name)
+        placed = {
+            id(tensor): self._without_values(tensor, name) for tensor, name in self._originals()
+        }
         self._model: nn.Module = _outlined(model, placed)
 
-    def originals(self) -> Iterator[tuple[torch.Tensor, str]]:
-        """Yield the tensors that the modules have now, under each of their names."""
+    def _originals(self) -> list[tuple[torch.Tensor, str]]:
+        """Return the tensors that the modules have now, each with its first name."""
+        found: dict[int, tuple[torch.Tensor, str]] = {}
         for path, ref in self._modules.items():
-            if (module := ref()) is not None:
-                for name, tensor in _held(module):
-                    yield tensor, f"{path}.{name}".removeprefix(".")
+            for name, tensor in _held(ref()):
+                found.setdefault(id(tensor), (tensor, f"{path}.{name}".removeprefix(".")))
+        return [*found.values()]
+
+    def names(self) -> dict[int, str]:
+        """Return the first name of each tensor that the modules have now, by its id."""
+        return {id(tensor): name for tensor, name in self._originals()}
 
     def shapes(self) -> dict[str, torch.Size]:
         """Return the shapes of parameters and buffers, by their first names."""
@@ -72,7 +76,7 @@ class Outline:
             msg = f"no copy can be made: {self._unfit}; {WAY_OUT}"
             raise ModelError(msg)
         memo: dict[int, Any] = {}
-        for empty in {id(one): one for one in _tensors(self._model)}.values():
+        for empty in _tensors(self._model):
             value = values[self._names[id(empty)]]
             filled = torch.empty_like(empty, device=self._places[id(empty)])
             filled = filled.detach().copy_(value)
@@ -95,7 +99,7 @@ class Outline:
         except Exception as error:
             msg = f"no copy can be made of {name}: {described(error)}; {WAY_OUT}"
             raise ModelError(msg) from error
-        own = {id(tensor) for tensor, _ in self.originals()} | self.places().keys()
+        own = self.names().keys() | self.places().keys()
         if not own.isdisjoint(memo.keys() - given):
             msg = (
                 f"no copy can be made of {name}: an attribute refers to a part of the trained "
@@ -132,7 +136,9 @@ def _opened(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, dict | list | set) else value
 
 
-def _held(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _held(module: nn.Module | None) -> list[tuple[str, torch.Tensor]]:
+    if module is None:
+        return []
     own = {**vars(module)["_parameters"], **vars(module)["_buffers"]}
     return [(name, tensor) for name, tensor in own.items() if tensor is not None]
 

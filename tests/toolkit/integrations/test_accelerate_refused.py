@@ -8,19 +8,12 @@ import attrs
 import pytest
 import torch
 from accelerated import accelerator, batch, prepared
-from hf_trainers import causal_lm
+from hf_trainers import causal_lm, refusal
 from support import plugin_with, stranger
 
-from neaptide import ConfigError, hookimpl
+from neaptide import hookimpl
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*loss_type=None.*")
-
-
-def refusal(call: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("lightning", reason="pip install lightning")
 
+from hf_trainers import refusal
 from light_trainers import EXPECTED, Module, fit, loader, trainer
 
 from neaptide import ConfigError
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{words}") for words in EXPECTED]
 BF16 = {"plugins": {"mixed-precision": {"dtype": "bf16"}}}
-
-
-def refusal(call: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,28 @@ def test_a_call_that_puts_a_generator_back_sees_its_state_again(draw: object) ->
     assert later.equals(RandomState.now())
 
 
+def test_another_generator_of_numpy_is_set_back() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.Philox(3))  # its state is a dict with arrays
+    try:
+        state = UntrackedState.now(nn.Linear(1, 1))
+        drawn = np.random.random()  # noqa: NPY002 - the global generator
+        learn_moves([state])
+        assert state.moved
+        with state.restored():
+            assert np.random.random() == drawn  # noqa: NPY002
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_a_state_that_does_not_change_is_not_copied_again() -> None:
+    np.random.seed(0)  # noqa: NPY002
+    first = RandomState.now()
+    assert RandomState.now().of_numpy is first.of_numpy
+    np.random.random()  # noqa: NPY002
+    assert RandomState.now().of_numpy is not first.of_numpy
+
+
 def test_of_a_call_in_pieces_it_is_known_which_piece_drew() -> None:
     states = [UntrackedState.now(nn.Linear(1, 1))]
     random.random()

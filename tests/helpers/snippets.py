@@ -172,6 +172,11 @@ def _torchrun(arguments: Sequence[str]) -> None:
     _python([*own, parsed.training_script, *parsed.training_script_args])
 
 
+def _srun(arguments: Sequence[str]) -> None:
+    """Check what SLURM starts; its own options are not known here."""
+    check_command(arguments[arguments.index("python") :])
+
+
 def _exists(path: str) -> None:
     if not (ROOT / path).exists():
         msg = f"{path} does not exist"
@@ -189,6 +194,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], None]] = {
     "tox": _tox,
     "python": _python,
     "torchrun": _torchrun,
+    "srun": _srun,
     "sphinx-build": _harmless,
     "pytest": _harmless,
     **dict.fromkeys((".", "cd", "cp", "export", "ls", "rm", "tensorboard", "touch"), _harmless),

@@ -22,6 +22,11 @@ class ShardingConfig:
         default=True,
         help="compare a part of the weights between the processes at each step, bit by bit",
     )
+    logs: bool = field(
+        default=False,
+        help="each process but the first writes what it prints and logs to the file "
+        "`ranks/NUMBER.log` of the run directory",
+    )
 
 
 SPEC = PluginSpec(

@@ -93,7 +93,7 @@ def newest(config: RunConfig, resume: str | None) -> str | None:
 def _store(rank: int, size: int) -> c10d.Store:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
-        msg = f"WORLD_SIZE is {size}, but {missing[0]} is not set; start with torchrun"
+        msg = f"WORLD_SIZE is {size}, but {missing[0]} is not set; start with torchrun or srun"
         raise ConfigError(msg)
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:

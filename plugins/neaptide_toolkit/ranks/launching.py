@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,15 @@ from neaptide.config import unstructure
 from neaptide.errors import ConfigError, WrongCheckpointError, suggest
 from neaptide.hooks.registry import installed_plugins
 
+from . import slurm
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from neaptide.config import RunConfig
     from neaptide.plugin import PluginSpec
 
-_PLACE = "RANK", "WORLD_SIZE"
+_PLACE = "RANK", "WORLD_SIZE", slurm.STARTED
 _TIMEOUT = 1800.0
 """Longest wait for another process, in seconds, if the plugin has no setting `timeout`."""
 PROCESSES = "processes"
@@ -31,16 +34,17 @@ PROCESSES = "processes"
 
 
 def place() -> tuple[int, int]:
-    """Return the number of this process and how many there are, as torchrun tells them.
+    """Return the number of this process and how many there are, as torchrun or SLURM tell them.
 
     Raises:
         ConfigError: the variables RANK and WORLD_SIZE make no sense.
     """
+    os.environ.update(slurm.variables(os.environ))
     found = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (found[0].isdecimal() and found[1].isdecimal() and int(found[0]) < int(found[1])):
         msg = (
             f"the variables RANK and WORLD_SIZE must be whole numbers, RANK below WORLD_SIZE (got "
-            f"{found[0]!r} and {found[1]!r}); start with torchrun, or unset both"
+            f"{found[0]!r} and {found[1]!r}); start with torchrun or srun, or unset both"
         )
         raise ConfigError(msg)
     return int(found[0]), int(found[1])
@@ -84,6 +88,7 @@ def trained(
     divider = _divider(ordered, size)
 
     from .joining import joined, newest  # noqa: PLC0415 - imports torch
+    from .logs import kept  # noqa: PLC0415 - only other processes write them
 
     seconds = getattr(config.plugins[divider], "timeout", _TIMEOUT)
     facts = {**_flat(unstructure(config)), "--resume": resume}
@@ -91,7 +96,9 @@ def trained(
         resume = tell(newest(config, resume) if rank == 0 else None)
         if rank == 0:
             return train(config, resume=resume, **given)
-        train(_silent(config, ordered), resume=resume, **{**given, **_SILENT})
+        logs = config.run.dir if getattr(config.plugins[divider], "logs", False) else None
+        with nullcontext() if logs is None else kept(Path(logs) / "ranks" / f"{rank}.log"):
+            train(_silent(config, ordered), resume=resume, **{**given, **_SILENT})
         return None
 
 

@@ -12,7 +12,7 @@ from neaptide.hooks.registry import installed_plugins
 from neaptide_toolkit.machine import facts as machine
 from neaptide_toolkit.machine.drives import Worn, drives_of, worn
 
-from . import disk, hardware, plugins, software, tier
+from . import disk, hardware, plugins, processes, software, tier
 from .report import Report, Section
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only examined, not written to
 
 
-def examine(directory: Path, *, trial: bool) -> Report:
+def examine(directory: Path, *, trial: bool, link: processes.Link | None = None) -> Report:
     """Return the report on this machine.
 
     Args:
         directory: the directory of runs. It need not exist, and is not created.
         trial: whether to measure the disk's speed. That takes about two seconds.
+        link: what this process has measured with the others of its group.
     """
     imported = software.import_all()
     torch = imported.torch
@@ -43,6 +44,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
         Section("GPUs", tuple(hardware.gpus(torch, machine.driver_version())) if torch else ()),
         Section("Memory", tuple(hardware.memory(ram, _SHARED_MEMORY))),
         Section("Processor", tuple(hardware.processor(cpu, torch))),
+        Section("Processes", tuple(processes.findings(link)) if imported.works else ()),
         Section("Disk", (*disk.findings(on_disk), *tier.findings(rates, drives))),
         Section("Environment", tuple(software.environment(os.environ, torch))),
         Section("Extras", tuple(software.extras())),
@@ -56,6 +58,7 @@ def examine(directory: Path, *, trial: bool) -> Report:
         "disk": attrs.asdict(on_disk),
         "tier": attrs.asdict(rates) if isinstance(rates, tier.TierRates) else None,
         "drives": [_worn(*each) for each in drives.items()],
+        "link": attrs.asdict(link) if link else None,
         "environment": software.variables(os.environ),
         "plugins": _plugins(),
     }

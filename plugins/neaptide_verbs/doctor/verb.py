@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +14,12 @@ from neaptide.api.records import LEVELS
 from neaptide.cli.output import AsJson, print_json, print_table, print_text
 from neaptide.errors import NeaptideError
 from neaptide.text import visible
+from neaptide_toolkit.ranks import slurm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .processes import Link
     from .report import Report
 
 _COLOURS: dict[str, str] = {
@@ -44,6 +47,12 @@ def doctor(
 ) -> int:
     """Examine machine, installation and plugins. The exit code is 1 if there is an error.
 
+    Under torchrun or srun the processes also compare their versions and measure the link between
+    them; the first one prints.
+
+        neaptide doctor
+        torchrun --nproc-per-node 2 -m neaptide doctor
+
     With `--bench` only the rates are measured, for about a minute. They are stored as a profile in
     `$XDG_CACHE_HOME/neaptide`, or else in `~/.cache/neaptide`.
     """
@@ -51,7 +60,10 @@ def doctor(
         return _bench(directory, json=json)
     from .examine import examine  # noqa: PLC0415 - the other verbs do not need it
 
-    report = examine(directory, trial=disk)
+    rank, link = _met()
+    if rank:
+        return 0
+    report = examine(directory, trial=disk, link=link)
     if json:
         print_json(report.structured())
     elif sys.stdout.isatty():
@@ -59,6 +71,18 @@ def doctor(
     else:
         print_text("\n".join(text for _, text in _lines(report)))
     return report.exit_code
+
+
+def _met() -> tuple[int, Link | None]:
+    """Return the number of this process, and the link that it and others have measured."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" and not slurm.variables(os.environ):
+        return 0, None
+    from neaptide_toolkit.ranks.launching import place  # noqa: PLC0415 - imports what may be damaged
+
+    from .processes import measured  # noqa: PLC0415 - likewise
+
+    rank, processes = place()
+    return rank, measured(rank, processes) if processes > 1 else None
 
 
 def _bench(directory: Path, *, json: bool) -> int:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 import warm
-from several import run_together
+from several import free_port, run_together
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,6 +207,36 @@ def test_what_is_saved_goes_from_4_to_2_to_1_to_3(folder: Path, one: Path) -> No
     assert [loss for _, loss in rows(one)] == pytest.approx([loss for _, loss in found], rel=1e-6)
 
 
+def test_the_other_processes_keep_logs_on_request(folder: Path) -> None:
+    directory = trained(folder, 2, "logs", "--set=plugins.sharding.logs=true")
+    assert ["1.log"] == [path.name for path in (directory / "ranks").iterdir()]
+    lines = (directory / "ranks" / "1.log").read_text().splitlines()
+    assert "jump.accepted" in {json.loads(line)["event"] for line in lines}
+
+
+@pytest.mark.slow
+def test_srun_starts_the_processes_of_a_run(folder: Path, two: Path) -> None:
+    """The variables are those of SLURM; the processes are started here."""
+    port = free_port()
+
+    def step(rank: int) -> dict[str, str]:
+        place = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank)}
+        where = {"SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(port)}
+        return {**os.environ, **place, **where}
+
+    command = [sys.executable, *RUN, "--set=run.dir=srun"]
+    started = [
+        subprocess.Popen(
+            command, cwd=folder, env=step(rank), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for rank in (0, 1)
+    ]
+    told = [process.communicate(timeout=120)[0] for process in started]
+    assert [0, 0] == [process.returncode for process in started], told
+    assert rows(two) == rows(folder / "srun")
+    assert digest(two) == digest(folder / "srun")
+
+
 def test_one_process_tells_that_the_configurations_differ(folder: Path) -> None:
     other = [*RUN, "--set=optimizer.lr=0.5"]
     done = failed(folder, 2, others={1: other})
@@ -286,6 +318,43 @@ def test_a_killed_process_ends_the_run_in_one_line(folder: Path) -> None:
     assert told.startswith(line)
     assert 1 == len(told.splitlines())
     assert not any(map(psutil.pid_exists, ranks.values()))
+
+
+@pytest.mark.slow
+def test_kill_9_of_any_process_at_30_moments_is_told_and_resumed(folder: Path) -> None:
+    """Each run goes on from where the last one was killed; at the end nothing is lost."""
+    command = [sys.executable, *RUN, "--nproc=2", "--set=run.checkpoint_every=4"]
+    command += ["--set=train.steps=1200"]
+    subprocess.run([*command, "--set=run.dir=unkilled"], cwd=folder, check=True, timeout=300)
+    more = ["--set=run.dir=killed-often", "--resume=auto"]
+    draw, told = random.Random(0), []
+    for _ in range(30):
+        process = subprocess.Popen(
+            [*command, *more], cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        ranks = _ranks(process)
+        time.sleep(draw.uniform(0, 8))
+        rank = draw.choice(sorted(ranks))
+        os.kill(ranks[rank], signal.SIGKILL)
+        _, text = process.communicate(timeout=30)
+        line = f"process {rank} (pid {ranks[rank]}) was ended by SIGKILL"
+        told.append((process.returncode, text.count(line), text.count("error: ")))
+    assert {(1, 1, 1)} == set(told)
+    subprocess.run([*command, *more], cwd=folder, check=True, timeout=300)
+    assert rows(folder / "unkilled") == rows(folder / "killed-often")
+    assert digest(folder / "unkilled") == digest(folder / "killed-often")
+
+
+def _ranks(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Return the processes of a run with `--nproc 2` as soon as both are there."""
+    found: dict[str, int] = {}
+    while len(found) < 2 and process.poll() is None:
+        time.sleep(0.02)
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                if "neaptide" in child.cmdline() and "RANK" in child.environ():
+                    found[child.environ()["RANK"]] = child.pid
+    return found
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ TITLES = [
     "GPUs",
     "Memory",
     "Processor",
+    "Processes",
     "Disk",
     "Environment",
     "Extras",

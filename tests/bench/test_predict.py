@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 
 BENCH = Path(__file__).parents[2] / "bench"
-TASKS = ("byte-gpt", "noisy-digits", "photo")
+TASKS = ("byte-gpt", "noisy-digits", "photo", "finetune", "gpt-5m")
 OVERLAYS = sorted(path.stem for path in (BENCH / "predict").glob("*.toml"))
 
 
@@ -39,6 +40,32 @@ def test_every_file_is_read_alone_and_over_a_task(task: str, overlay: str) -> No
     if overlay in TASKS and overlay != task:
         return
     configured(load(files, specs=installed_plugins()).config)
+
+
+def test_a_model_is_made_once_and_then_fine_tuned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    finetuning = importlib.import_module("predictions.finetuning")
+    monkeypatch.setattr(finetuning, "STORE", tmp_path)
+    short = tmp_path / "short"
+    short.mkdir()
+    for name in finetuning.FILES:
+        text = (BENCH / "predict" / f"{name}.toml").read_text("utf-8")
+        (short / f"{name}.toml").write_text(text.replace("steps = 2000", "steps = 3"), "utf-8")
+    monkeypatch.setattr(finetuning, "HERE", short)
+    with pytest.raises(FileNotFoundError, match=r"run `python bench/predictions/finetuning\.py`"):
+        finetuning.pretrained()
+    finetuning.main()
+    made = finetuning.weights_file()
+    stamp = made.stat().st_mtime_ns
+    finetuning.main()
+    assert stamp == made.stat().st_mtime_ns
+    task, data = finetuning.pretrained(), finetuning.headers(4, 0, held_out=8)
+    total, count = task.loss_fn(task.module, next(iter(data.train)))
+    assert 4 * 64 == count
+    assert 1 < total.item() / count < 10
+    assert 8 == sum(len(batch["tokens"]) for batch in data.validation)
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def run(
     if nproc is not None:
         given = {"preset": preset, "set": set_, "resume": resume, "log": log}
         switches = {"allow-changes": allow_changes, "quiet": quiet, "json": json}
-        code: int = launcher.started(nproc, ordered, files, {**given, **switches})
+        code: int = launcher.started(nproc, config, ordered, files, {**given, **switches})
         return code
 
     from .training import train  # noqa: PLC0415 - imports torch, so the checks come first

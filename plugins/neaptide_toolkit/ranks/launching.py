@@ -80,12 +80,19 @@ def trained(
         What `train` returned; None in all processes but the first.
 
     Raises:
-        ConfigError: no plugin divides the run, or another process has another configuration.
+        ConfigError: no plugin divides the run, a batch has too few samples, or another process has
+            another configuration.
+        SystemExit: the first process tells the error.
     """
     rank, size = place()
     if size == 1:
         return train(config, resume=resume, **given)
-    divider = _divider(ordered, size)
+    try:
+        divider = _divider(config, ordered, size)
+    except ConfigError as error:  # all have it, and none has imported torch
+        if rank:
+            raise SystemExit(error.exit_code) from None
+        raise
 
     from .joining import joined, newest  # noqa: PLC0415 - imports torch
     from .logs import kept  # noqa: PLC0415 - only other processes write them
@@ -107,26 +114,32 @@ _SILENT = {"style": "quiet", "allow_changes": True}
 
 
 def started(
-    processes: int, ordered: Sequence[PluginSpec], files: Sequence[Path], options: Mapping[str, Any]
+    processes: int,
+    config: RunConfig,
+    ordered: Sequence[PluginSpec],
+    files: Sequence[Path],
+    options: Mapping[str, Any],
 ) -> int:
     """Run `neaptide run` with `files` and `options` in new processes; return the exit code.
 
     Args:
         processes: how many.
+        config: the run's configuration.
         ordered: the manifests of the run's plugins.
         files: the configuration files.
         options: the values of the other options by name: a text, a list of texts, or whether a
             switch is set.
 
     Raises:
-        ConfigError: the number of processes is wrong, or no plugin divides the run.
+        ConfigError: the number of processes is wrong, no plugin divides the run, or a batch has too
+            few samples.
     """
     if processes < 1 or place()[1] > 1:
         why = "is at least 1" if processes < 1 else "is for a run that torchrun has not started"
         msg = f"--nproc {why} (got {processes})"
         raise ConfigError(msg)
     if processes > 1:
-        _divider(ordered, processes)
+        _divider(config, ordered, processes)
     given = [
         f"--{name}" if one is True else f"--{name}={one}"
         for name, value in options.items()
@@ -139,9 +152,10 @@ def started(
     return start(processes, ["run", *map(str, files), *given])
 
 
-def _divider(ordered: Sequence[PluginSpec], size: int) -> str:
+def _divider(config: RunConfig, ordered: Sequence[PluginSpec], size: int) -> str:
     for spec in ordered:
         if PROCESSES in spec.claims:
+            check_batch(config, size)
             return spec.name
     usable = installed_plugins().usable().values()
     tables = [f"add [plugins.{spec.name}]" for spec in usable if PROCESSES in spec.claims]
@@ -150,6 +164,16 @@ def _divider(ordered: Sequence[PluginSpec], size: int) -> str:
         f"{(tables or ['install a plugin that does'])[0]}, or start one process @ plugins"
     )
     raise ConfigError(msg)
+
+
+def check_batch(config: RunConfig, size: int) -> None:
+    """Raise ConfigError if a batch has fewer samples than there are processes."""
+    if config.train.batch_size < size:
+        msg = (
+            f"train.batch_size = {config.train.batch_size} is divided among the processes, so it "
+            f"must be at least their number (got {size} processes) @ train.batch_size"
+        )
+        raise ConfigError(msg)
 
 
 def _silent(config: RunConfig, ordered: Sequence[PluginSpec]) -> RunConfig:

@@ -14,7 +14,7 @@ from neaptide_toolkit.optimizer_hooks import no_hooks_of_all
 from neaptide_toolkit.tensors import nested_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _ITEM = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operation of `Tensor.item`
 _KINDS = ("foreach", "fused", "capturable")  # how a step computes; not what state it makes
@@ -54,14 +54,19 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
     }
 
 
-def after_a_step(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, Any]:
-    """Return the state after a step, on the meta device. Any error means: it is not possible."""
+def after_a_step(
+    optimizer: torch.optim.Optimizer, shapes: Mapping[Any, Sequence[int]] | None = None
+) -> dict[nn.Parameter, Any]:
+    """Return the state after a step, on the meta device. Any error means: it is not possible.
+
+    `shapes` are those of whole parameters, if the optimizer has only parts of them.
+    """
     original: dict[nn.Parameter, nn.Parameter] = {}
     groups = []
     for group in optimizer.param_groups:
         parameters = []
         for parameter in group["params"]:
-            twin = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            twin = nn.Parameter(_on_meta(parameter, shapes or {}), parameter.requires_grad)
             if parameter.requires_grad:
                 twin.grad = torch.empty_like(twin)
             original[twin] = parameter
@@ -81,6 +86,13 @@ def after_a_step(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, Any]:
     with ones, torch.random.fork_rng(devices=()), no_hooks_of_all():
         copy.step()
     return {original[twin]: state for twin, state in copy.state.items() if twin in original}
+
+
+def _on_meta(parameter: torch.Tensor, shapes: Mapping[Any, Sequence[int]]) -> torch.Tensor:
+    shape = shapes.get(parameter, parameter.shape)
+    if tuple(shape) == tuple(parameter.shape):
+        return torch.empty_like(parameter, device="meta")
+    return torch.empty(tuple(shape), dtype=parameter.dtype, device="meta")
 
 
 class _Ones(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so

@@ -36,7 +36,8 @@ def check_optimizer(
     _check_groups(saved, store.optimizer)
     state = saved["state"]
     try:
-        made = after_a_step(store.optimizer)
+        shapes = {store.parameters[span.name]: span.shape for span in store.spans()}
+        made = after_a_step(store.optimizer, shapes)
     except Exception:  # noqa: BLE001 - whatever a stranger's optimizer raises
         return
     if _has_updated(training) and not any(state.values()) and any(made.values()):

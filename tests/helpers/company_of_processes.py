@@ -19,9 +19,13 @@ from acting import ACTING
 from neaptide.hooks.registry import installed_plugins
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from neaptide.plugin import PluginSpec
 
 STEPS = 24
+STAGES = ("replicate", "1", "3")
+"""Stage 2 has the bits of stage 3, as another test holds."""
 OWN: dict[str, dict[str, Any]] = {
     **ACTING,
     "fused-layers": {"min_elements": 1},
@@ -77,20 +81,29 @@ def validation_of(directory: Path) -> list[float]:
     return [line["val_loss"] for line in lines if "val_loss" in line]
 
 
-def compared(name: str, folder: Path) -> str:
-    """Return how a plugin trains in two processes: the largest difference, or why it does not."""
+def compared(name: str, folder: Path, stages: Sequence[str] = STAGES) -> list[str]:
+    """Return how a plugin trains in two processes, for each stage.
+
+    That is the largest difference of a loss from one process, or why it does not train.
+    """
     (folder / "run.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
     command = ["-m", "neaptide", "run", "run.json", "--quiet"]
     alone = warm.run([*command, "--set=run.dir=one"], cwd=folder)
     assert alone.returncode == 0, alone.stderr
-    both = several.run_together(2, [*command, "--set=run.dir=two"], cwd=folder)
+    return [_told(folder, command, stage) for stage in stages]
+
+
+def _told(folder: Path, command: Sequence[str], stage: str) -> str:
+    own = [f"--set=run.dir=stage-{stage}", f"--set=plugins.sharding.stage={stage}"]
+    both = several.run_together(2, [*command, *own], cwd=folder)
     if both[0].returncode:
         (told,) = (one for one in both[0].stderr.splitlines() if one.startswith("error: "))
-        return f"refused: {told.partition(': it ')[2].partition(';')[0]}"
-    one, two = losses_of(folder / "one"), losses_of(folder / "two")
+        why = told.partition(": it ")[2] or told.removeprefix("error: ").partition(", so ")[0]
+        return f"refused: {why.partition(';')[0]}"
+    one, two = losses_of(folder / "one"), losses_of(folder / f"stage-{stage}")
     assert [phase for phase, _ in one] == [phase for phase, _ in two]
     before = [loss for _, loss in one] + validation_of(folder / "one")
-    after = [loss for _, loss in two] + validation_of(folder / "two")
+    after = [loss for _, loss in two] + validation_of(folder / f"stage-{stage}")
     worst = max(abs(a - b) / abs(a) for a, b in zip(before, after, strict=True))
     return f"{worst:.1e}"
 
@@ -110,7 +123,8 @@ def main() -> None:
     """Print the table; with names as arguments, their rows."""
     for name in sys.argv[1:] or names():
         with tempfile.TemporaryDirectory() as folder:
-            sys.stdout.write(f"| {name} | {compared(name, Path(folder))} |\n")
+            cells = " | ".join([name, *compared(name, Path(folder))])
+            sys.stdout.write(f"| {cells} |\n")
             sys.stdout.flush()
 
 

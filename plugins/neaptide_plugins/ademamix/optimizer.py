@@ -44,6 +44,9 @@ class AdEMAMix(ForeachOptimizer):
     separable = True
     """The update of a parameter reads only this parameter, its gradient and its state.
     `layer-streaming` runs the update block by block only with such optimizers."""
+    elementwise = True
+    """The update of each value reads only this value, its gradient and its state. `sharding` lets a
+    process update some rows of a parameter only with such optimizers."""
     rounded_state = _AVERAGES
 
     def __init__(

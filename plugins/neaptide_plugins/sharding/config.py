@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import attrs
-from attrs.validators import gt
+from attrs.validators import gt, in_
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
+
+Stage = Literal["replicate", 1, 2, 3]
+"""What each process has a part of, by the stages of ZeRO."""
 
 
 @attrs.frozen(kw_only=True)
 class ShardingConfig:
     """`[plugins.sharding]`."""
 
+    stage: Stage = field(
+        "replicate",
+        validator=in_(get_args(Stage)),
+        help="what is divided among the processes: 1 optimizer state, 2 also gradients and, between "
+        "steps, weights, 3 also weights in a step, `replicate` nothing",
+    )
     timeout: float = field(
         1800.0,
         validator=gt(0.0),
@@ -33,7 +44,7 @@ SPEC = PluginSpec(
     name="sharding",
     load="neaptide_plugins.sharding.plugin:Sharding",
     config=ShardingConfig,
-    summary="Trains one model in several processes on the CPU, each with its part of every batch.",
+    summary="Trains one model in several processes on the CPU, each with its part of every batch, and of the model.",
     claims={"processes"},
     before={"mixed-precision"},
     after={"gradient-accumulation", "delayed-verdict"},

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import torch
 
 from neaptide import PREDICT, Plugin, hookimpl
 from neaptide.api import rng
@@ -15,9 +16,22 @@ from neaptide_toolkit.ranks import group as ranks
 from neaptide_toolkit.saved_form import counter
 
 from .config import ShardingConfig
+from .leaving import leave_together
+from .ledgers import divided
+from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
-from .reducing import BUCKET, Windows, add_up, checksum_of_all, checksum_of_batch, present
-from .refusals import check
+from .reducing import (
+    BUCKET,
+    Windows,
+    add_up,
+    checksum_of_all,
+    checksum_of_batch,
+    checksum_of_present,
+    checksum_of_tensors,
+    present,
+)
+from .refusals import check, check_stage, check_store
+from .shard_store import ShardStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +54,8 @@ if TYPE_CHECKING:
     from neaptide.run.signals import StopRequest
     from neaptide_toolkit.ranks.group import Ranks
 
+    from .meetings import Meetings
+
 _NUMBERS = {name: number for number, name in enumerate(PHASES)}
 
 
@@ -56,6 +72,32 @@ class Sharding(Plugin[ShardingConfig]):
     _stop: StopRequest | None = attrs.field(init=False, default=None)
     _begun: bool = attrs.field(init=False, default=False)
     _model: nn.Module = attrs.field(init=False)
+    _shards: ShardStore | None = attrs.field(init=False, default=None)
+    """In the stages 2 and 3."""
+    _meetings: Meetings | None = attrs.field(init=False, default=None)
+    """In the stages 1, 2 and 3."""
+
+    @hookimpl
+    def provide_parameters(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Run
+    ) -> ParameterStore | None:
+        """Divide the optimizer's state, or the model, if `stage` says so."""
+        stage, group = self.config.stage, ranks.current()
+        ranks.require_group(group)
+        if group is None or stage == "replicate":
+            return None
+        check(run, model, group.size)
+        check_stage(run, model, optimizer, stage)
+        found = group.exchange("start", [checksum_of_tensors(model.parameters())])
+        group.require_equal("weights at the start", [int(one) for (one,) in found])
+        if stage == 1:
+            state = OptimizerShards(model, optimizer, group)
+            self._meetings = state.meetings
+            return state
+        regather = stage == 3  # noqa: PLR2004 - the stage
+        self._shards = ShardStore(model, optimizer, group, regather=regather)
+        self._meetings = self._shards.meetings
+        return self._shards
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
@@ -64,8 +106,9 @@ class Sharding(Plugin[ShardingConfig]):
         ranks.require_group(self._ranks)
         self._run, self._store, self._model = run, store, model
         if self._ranks is not None:
-            check(run, model, store, self._ranks.size)
-            if self.config.check_weights:
+            check(run, model, self._ranks.size)
+            check_store(store, self._ranks.size, self.config.stage)
+            if self.config.check_weights and self._shards is None:
                 self._windows = Windows(store)
             run.stash.on_set(STOPPING, self._stop_together)
 
@@ -86,14 +129,14 @@ class Sharding(Plugin[ShardingConfig]):
         ) -> WeighedLoss:
             self._begin(group)
             part = part_of(batch, group.rank, group.size)
-            with self._own_numbers(group):
+            with self._own_numbers(group), self._gathering():
                 loss = following(batch=part.batch, phase=phase, moment=moment, **others)
             own, total, count = summed(loss, part)
             seen = self._windows.checksum(self._passes) if self._windows else 0
             stop = self._stop
             heard = (stop and stop.heard) or 0
             place = [_NUMBERS[phase.name], self._passes, checksum_of_batch(batch), seen]
-            found = group.exchange(moment, [*place, heard, total, count])
+            found = self._exchange(moment, [*place, heard, total, count])
             phases, passes, batches, bits, signals, sums, counts = zip(*found, strict=True)
             group.require_equal("phases", [[*PHASES][int(number)] for number in phases])
             group.require_equal("numbers of passes", [*map(int, passes)])
@@ -126,9 +169,16 @@ class Sharding(Plugin[ShardingConfig]):
             return None
 
         def added(following: Callable[..., Outcome], **arguments: Any) -> Outcome:
-            found = group.exchange("update", [self._passes])
-            group.require_equal("numbers of passes", [int(one) for (one,) in found])
-            add_up(self._store, group, present(self._store))
+            shards = self._shards
+            own = [checksum_of_present(shards), shards.squares()] if shards else [0, 0]
+            found = self._exchange("update", [self._passes, *own])
+            passes, there, squares = zip(*found, strict=True)
+            group.require_equal("numbers of passes", [*map(int, passes)])
+            if shards is None:
+                add_up(self._store, group, present(self._store))
+            else:
+                group.require_equal("sets of weights with a gradient", [*map(int, there)])
+                shards.know_squares(squares)
             return following(**arguments)
 
         return added
@@ -145,7 +195,7 @@ class Sharding(Plugin[ShardingConfig]):
             facts = [0.0] * 4
             if jump is not None:
                 facts = [1.0 + jump.accepted, jump.horizon, jump.scale, jump.norm]
-            group.require_equal("jumps", [repr(one) for one in group.exchange("jump", facts)])
+            group.require_equal("jumps", [repr(one) for one in self._exchange("jump", facts)])
             return jump
 
         return alike
@@ -153,11 +203,40 @@ class Sharding(Plugin[ShardingConfig]):
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:
         """Add the gradients that are added up at once."""
-        if self._ranks is None or phase is PREDICT:
+        if self._ranks is None:
+            return ledger
+        stage = self.config.stage
+        if stage != "replicate":
+            ledger = divided(ledger, self._model, self._store, stage, self._ranks.size)
+        if self._shards is not None or phase is PREDICT:
             return ledger
         trained = [span.bytes for span in self._store.spans() if span.trainable]
         held = min(sum(trained), max(BUCKET, max(trained, default=0)))
         return ledger.add("sharding", "gradients.sum", "device", held, ("update",))
+
+    @hookimpl
+    def on_run_end(self, error: BaseException | None) -> None:
+        """Send the first process what it saves, until it has saved all."""
+        if self._meetings is not None and self._begun:
+            leave_together(self._meetings, error)
+
+    def _exchange(self, place: str, numbers: list[float]) -> list[list[float]]:
+        group = self._meetings or self._ranks
+        assert group is not None, "only in a run of several processes"
+        return group.exchange(place, numbers)
+
+    @contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Gather the present weights in a forward inside the context."""
+        if self._shards is None:
+            yield
+            return
+        # Nobody waits for rows while the others are in a forward, which exchanges weights.
+        self._exchange("forward", [self._passes])
+        self._shards.reshard()
+        yield
+        if not torch.is_grad_enabled():  # no backward frees them
+            self._shards.reshard()
 
     def _stop_together(self) -> None:
         """Let `fit` obey a signal only when all processes have told each other of it.
@@ -174,10 +253,16 @@ class Sharding(Plugin[ShardingConfig]):
         if self._begun:
             return
         self._begun = True
-        total = checksum_of_all(self._store, self._model.named_buffers())
-        found = group.exchange("start", [total, self._passes])
-        group.require_equal("weights at the start", [int(one) for one, _ in found])
-        group.require_equal("numbers of passes", [int(one) for _, one in found])
+        # Of shards there is one copy each: what they were made of was compared.
+        weights = 0 if self._shards is not None else checksum_of_all(self._store)
+        buffers = checksum_of_tensors(self._model.buffers())
+        found = self._exchange("start", [weights, buffers, self._passes])
+        for what, values in zip(
+            ("weights at the start", "buffers at the start", "numbers of passes"),
+            zip(*found, strict=True),
+            strict=True,
+        ):
+            group.require_equal(what, [*map(int, values)])
 
     @contextmanager
     def _own_numbers(self, group: Ranks) -> Iterator[None]:

@@ -11,7 +11,7 @@ from neaptide.errors import ModelError
 from neaptide.tensors import batch_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.spans import Span
@@ -41,7 +41,7 @@ def add_up(store: ParameterStore, ranks: Ranks, present: torch.Tensor) -> None:
     ranks.largest(present)
     trained = [span for span in store.spans() if span.trainable]
     wanted = [span for span, there in zip(trained, present.tolist(), strict=True) if there]
-    for bucket in _buckets(wanted):
+    for bucket in buckets(wanted):
         with ExitStack() as loans, torch.no_grad():
             gradients = [
                 _dense(loans.enter_context(store.loan(span, "write", of="gradient")), span)
@@ -53,6 +53,14 @@ def add_up(store: ParameterStore, ranks: Ranks, present: torch.Tensor) -> None:
             sums = flat.split_with_sizes([gradient.numel() for gradient in gradients])
             for gradient, total in zip(gradients, sums, strict=True):
                 gradient.copy_(total.view(gradient.shape))
+
+
+def checksum_of_present(store: ParameterStore) -> int:
+    """Return a checksum of which trainable spans have a gradient; the order counts."""
+    total = 1
+    for there in present(store).tolist():
+        total = (total * 31 + there + 1) & _WHOLE
+    return total
 
 
 def present(store: ParameterStore) -> torch.Tensor:
@@ -71,7 +79,7 @@ def _dense(gradient: torch.Tensor, span: Span) -> torch.Tensor:
     return gradient
 
 
-def _buckets(spans: Sequence[Span]) -> Iterator[list[Span]]:
+def buckets(spans: Sequence[Span]) -> Iterator[list[Span]]:
     """Yield consecutive spans of one dtype, of at most `BUCKET` bytes together or one alone."""
     bucket: list[Span] = []
     held = 0
@@ -121,12 +129,18 @@ class Windows:
             return checksum(weight.detach().reshape(-1)[start : start + _WINDOW])
 
 
-def checksum_of_all(store: ParameterStore, buffers: Iterator[tuple[str, Any]]) -> int:
-    """Return a checksum of all weights and buffers; the order counts."""
+def checksum_of_all(store: ParameterStore) -> int:
+    """Return a checksum of all weights; the order counts."""
     total = 0
     for span in store.spans():
         with store.loan(span, "read") as weight:
             total = (total * 31 + checksum(weight)) & _WHOLE
-    for _, buffer in buffers:
-        total = (total * 31 + checksum(buffer)) & _WHOLE
+    return total
+
+
+def checksum_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
+    """Return a checksum of weights or buffers; the order counts."""
+    total = 0
+    for tensor in tensors:
+        total = (total * 31 + checksum(tensor)) & _WHOLE
     return total

@@ -4,32 +4,121 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from neaptide import ConfigError
 
+from .fully_sharded import units
+from .optimizer_shards import OptimizerShards
+from .shard_store import ShardStore
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from neaptide import ParameterStore, Run
+
+    from .config import Stage
 
 REFUSED = {
     "layer-streaming": "updates blocks inside the backward, before gradients are added up",
     "metrics": "would measure the first process's samples only",
 }
 """Plugins that do not run on several processes, and why."""
+REFUSED_IN_STAGES: dict[str, str] = {}
+"""Plugins that do not run where a process has only parts of the state, and why."""
+_BY_ELEMENT = {
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
+    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adagrad),
+    *(torch.optim.Adadelta, torch.optim.ASGD),
+}
 
 
-def check(run: Run, model: nn.Module, store: ParameterStore, size: int) -> None:
+def check_stage(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, stage: Stage) -> None:
+    """Raise ConfigError if the model or its optimizer cannot be divided as `stage` says."""
+    way_out = f'set stage = "replicate" @ plugins.sharding.stage = {stage}'
+    problems = [
+        f"{name} cannot run with stage = {stage}: it {why}; remove it @ plugins.{name}"
+        for name, why in REFUSED_IN_STAGES.items()
+        if name in run.config.plugins
+    ]
+    kind = type(optimizer)
+    if kind not in _BY_ELEMENT and not vars(kind).get("elementwise", False):
+        problems.append(
+            f"{kind.__name__} updates a weight as a whole, or may do so (its class has no "
+            f"`elementwise = True`), so a process cannot update some rows of it; {way_out}"
+        )
+    problems += [f"{problem}; {way_out}" for problem in _undivided(model, stage)]
+    if problems:
+        raise ConfigError(*problems[:4])
+
+
+def _undivided(model: nn.Module, stage: Stage) -> Iterator[str]:
+    """Yield what is wrong with weights that are to be divided."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            yield f"the weight {name!r} is a {type(parameter).__name__}, which cannot be divided"
+        elif not parameter.ndim:
+            yield f"the weight {name!r} has no dimension to divide"
+        elif stage != 1 and not parameter.is_contiguous():
+            yield f"the weight {name!r} is not contiguous, which torch's fully_shard needs"
+    if stage == 1:
+        return
+    for unit, weights in _owners(model):
+        name = unit or "the model"
+        if len({weight.dtype for weight in weights if weight.requires_grad}) > 1:
+            yield f"{name!r} has weights of several dtypes, which are gathered together"
+    yield from _shared(model)
+
+
+def _owners(model: nn.Module) -> Iterator[tuple[str, set[nn.Parameter]]]:
+    """Yield the name of each unit, "" for the model itself, and the weights that it gathers."""
+    taken: set[nn.Parameter] = set()
+    for name, block in units(model):
+        own = set(block.parameters())
+        taken |= own
+        yield name, own
+    yield "", set(model.parameters()) - taken
+
+
+def _shared(model: nn.Module) -> Iterator[str]:
+    """Yield what is wrong if a weight is used in two blocks, or in one and outside of it."""
+    blocks = units(model)
+    inside = {part: name for name, block in blocks for part in block.modules()}
+    homes: dict[nn.Parameter, str] = {}
+    for part in model.modules():
+        for weight in part.parameters(recurse=False):
+            home, here = homes.setdefault(weight, inside.get(part, "")), inside.get(part, "")
+            if home != here:
+                yield (
+                    f"{here or 'the model'!r} shares a weight with {home or 'the model'!r}, and "
+                    f"each gathers its own"
+                )
+
+
+def check_store(store: ParameterStore, size: int, stage: Stage) -> None:
+    """Raise ConfigError if the store of the run does not do what `size` processes need."""
+    if not store.stores_gradients:
+        msg = (
+            f"a plugin updates weights inside the backward, before the gradients of {size} "
+            f"processes are added up @ plugins.sharding"
+        )
+        raise ConfigError(msg)
+    if stage != "replicate" and not isinstance(store, OptimizerShards | ShardStore):
+        msg = (
+            f"another plugin keeps the weights ({type(store).__name__}), so they cannot be "
+            f'divided; set stage = "replicate" @ plugins.sharding.stage = {stage}'
+        )
+        raise ConfigError(msg)
+
+
+def check(run: Run, model: nn.Module, size: int) -> None:
     """Raise ConfigError if `size` processes cannot train as one process would."""
     problems = [
         f"{name} cannot run on {size} processes: it {why}; remove it @ plugins.{name}"
         for name, why in REFUSED.items()
         if name in run.config.plugins
     ]
-    if not problems and not store.stores_gradients:
-        problems.append(
-            f"a plugin updates weights inside the backward, before the gradients of {size} "
-            f"processes are added up @ plugins.sharding"
-        )
     if run.device.type != "cpu":
         problems.append(
             f"several processes train on the CPU only (got {str(run.device)!r}); set "

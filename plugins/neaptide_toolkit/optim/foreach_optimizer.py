@@ -33,7 +33,8 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
     The parameters of a batch have the same group, device, dtype, names of state tensors and, if the
     state has a `"step"`, step count. A subclass declares `separable = True` in its own body if its
     update of a parameter reads only the parameter, its gradient and its state. `layer-streaming`
-    then runs it block by block. The state tensors may have any shape.
+    then runs it block by block. The state tensors may have any shape. In the same way it declares
+    `elementwise = True` if each value is updated by itself: then each process may update some rows.
     """
 
     rounded_state: tuple[str, ...] = ()

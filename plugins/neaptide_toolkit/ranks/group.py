@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 _NUMBERS = 8
 """Numbers of one exchange, its place included. All exchanges are of one size."""
 _APART = "are at different places of the run"
-PLACES = ("start", "train", "probe", "evaluate", "update", "jump")
+PLACES = (
+    *("start", "train", "probe", "evaluate", "update", "jump"),
+    *("forward", "backward", "loan", "norm", "end"),
+)
 
 
 class PeerLostError(NeaptideError):
@@ -60,6 +63,12 @@ class Ranks:
             PeersDisagreeError: another process is at another place.
             PeerLostError: another process has ended.
         """
+        places, found = self.meet(place, numbers)
+        self.require_one_place(places, found)
+        return found
+
+    def meet(self, place: str, numbers: Sequence[float]) -> tuple[list[str], list[list[float]]]:
+        """Return the place of every process, and as many numbers of each as this one gives."""
         own = [float(PLACES.index(place)), *map(float, numbers)]
         mine = torch.zeros(_NUMBERS, dtype=torch.float64, device="cpu")
         mine[: len(own)] = torch.tensor(own, dtype=torch.float64, device="cpu")
@@ -67,10 +76,21 @@ class Ranks:
         with _told():
             dist.all_gather([*found.unbind()], mine)
         rows: list[list[float]] = found.tolist()
-        places = [PLACES[int(row[0])] for row in rows]
-        if len(set(places)) > 1:
-            raise _disagreement(_APART, places)
-        return [row[1 : len(own)] for row in rows]
+        return [PLACES[int(row[0])] for row in rows], [row[1 : len(own)] for row in rows]
+
+    def require_one_place(self, places: Sequence[str], rows: Sequence[Sequence[float]]) -> None:
+        """Raise an error unless all processes are at one place.
+
+        At "end" the first number is 1 if an error ends the process.
+        """
+        if len(set(places)) == 1:
+            return
+        if any(
+            place == "end" and row[:1] == [1.0] for place, row in zip(places, rows, strict=True)
+        ):
+            msg = "another process of the run has failed; its own message tells why"
+            raise PeerLostError(msg)
+        raise _disagreement(_APART, places)
 
     def require_equal(self, what: str, values: Sequence[object]) -> None:
         """Raise PeersDisagreeError unless all `values`, one of each process, are equal."""
@@ -83,10 +103,26 @@ class Ranks:
         with _told():
             dist.all_reduce(tensor)
 
+    def gather(
+        self, own: torch.Tensor, parts: list[torch.Tensor] | None, only: int | None = None
+    ) -> None:
+        """Copy `own`, contiguous, of every process into `parts`: in all, or `only` in one."""
+        with _told():
+            if only is None:
+                assert parts is not None, "every process takes the parts"
+                dist.all_gather([_bytes(part) for part in parts], _bytes(own))
+            else:
+                dist.gather(_bytes(own), parts and [_bytes(part) for part in parts], dst=only)
+
     def largest(self, tensor: torch.Tensor) -> None:
         """Replace each value of `tensor` by the largest of all processes."""
         with _told():
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view that gloo can send, whatever the dtype is."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _disagreement(how: str, values: Sequence[object]) -> PeersDisagreeError:

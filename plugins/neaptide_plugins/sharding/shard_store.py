@@ -1,0 +1,184 @@
+"""The store of a model that torch's `fully_shard` divides: each process has rows of each tensor.
+
+A loan lends the whole tensor, gathered; what a loan for writing leaves, each process keeps its rows
+of. Norms, scales and the optimizer's step work on the rows alone.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neaptide.api.parameters import ParameterStore
+from neaptide.api.spans import Mode, Span, TensorOf
+from neaptide.norms import norm_of
+
+from .fully_sharded import fully_sharded, reshard
+from .meetings import Meetings, Request
+from .rows import Rows, gathered
+from .state_parts import StateParts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import nn
+
+    from neaptide_toolkit.ranks.group import Ranks
+
+
+class ShardStore(ParameterStore):
+    """Divides the model when it is made. The optimizer keeps its parameters: they become rows.
+
+    Attributes:
+        meetings: the exchanges of the processes. Each must be able to send rows.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks, *, regather: bool
+    ) -> None:
+        super().__init__(model, optimizer)
+        self._ranks, self._model = ranks, model
+        self._rows = {
+            name: Rows(tuple(one.shape), ranks.rank, ranks.size)
+            for name, one in self.parameters.items()
+        }
+        self._state = StateParts(optimizer, self.parameters, self._rows)
+        self._state.cut()
+        self._shards = fully_sharded(model, self.parameters, ranks.size, regather=regather)
+        self._numbers = {name: number for number, name in enumerate(self.parameters)}
+        self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
+        self._norm: float | None = None
+        self.meetings = Meetings(ranks, self._hand_out)
+
+    def spans(self) -> list[Span]:
+        """Return one span per parameter, with its whole shape, in the order of the module."""
+        trained = tuple([shard.requires_grad for shard in self._shards.values()])
+        if trained != self._spans[0]:
+            spans = [
+                Span(name, self._rows[name].shape, own.dtype, "device", trains, tuple(tied))
+                for (own, (name, *tied)), trains in zip(self.names.items(), trained, strict=True)
+            ]
+            self._spans = trained, spans
+        return self._spans[1]
+
+    def reshard(self) -> None:
+        """Free the gathered weights, so that the next forward gathers the present ones."""
+        reshard(self._model)
+
+    @contextmanager
+    def lend(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: TensorOf = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend the whole tensor, gathered. After a loan for writing each process has its rows."""
+        if of == "gradient" and not self.has_gradient(span):
+            if mode == "read":
+                raise KeyError(span.name)
+            shard = self._shards[span.name]
+            shard.grad = torch.zeros_like(shard)
+        request = Request(self._numbers[span.name], of, mode == "write")
+        lent: torch.Tensor = self.meetings.borrow(request)
+        lent = lent if on is None else lent.to(on)
+        yield lent
+        if mode == "write":
+            self._own(span.name, of).copy_(self._rows[span.name].own(lent))
+            self._norm = None
+
+    @contextmanager
+    def lend_state(
+        self, span: Span, mode: Mode, *, on: torch.device | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Lend the optimizer's state of the whole parameter, gathered."""
+        number = self._numbers[span.name]
+        with self._state.lend(number, span, mode, on, self.meetings) as state:
+            yield state
+
+    def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
+        """Load the state of whole parameters; keep the rows of this process."""
+        self._state.load(state, read, self._numbered())
+
+    def _hand_out(self, request: Request, takers: Sequence[int]) -> Any:
+        name = [*self.parameters][request.number]
+        if request.of == "state":
+            return self._state.hand_out(name, takers, self._ranks)
+        return gathered(self._own(name, request.of), self._rows[name], takers, self._ranks)
+
+    def _own(self, name: str, of: str) -> torch.Tensor:
+        """Return the rows of this process, in place."""
+        if of == "weight":
+            return self.parameters[name].detach()
+        gradient = self._shards[name].grad
+        assert gradient is not None, "asked for in a process that has it"
+        return _local(gradient)
+
+    def has_gradient(self, span: Span) -> bool:
+        """Return whether a gradient has been added up for the parameter."""
+        return self._shards[span.name].grad is not None
+
+    def zero_gradients(self) -> None:
+        """Drop all gradients."""
+        self._norm = None
+        for shard in self._shards.values():
+            shard.grad = None
+
+    def step(self) -> None:
+        """Run the optimizer's step on the rows of this process."""
+        try:
+            for name, parameter in self.parameters.items():
+                gradient = self._shards[name].grad
+                parameter.grad = None if gradient is None else _local(gradient)
+            super().step()
+        finally:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+
+    def squares(self) -> float:
+        """Return the sum of the squares of this process's gradients; inf or nan if one is."""
+        norms = [norm_of(gradient) for gradient in self._gradients()]
+        return float(torch.stack(norms).double().square().sum()) if norms else 0.0
+
+    def know_squares(self, squares: Sequence[float]) -> None:
+        """Take the norm of the present gradients from what all processes have told each other."""
+        self._norm = _root(squares)
+
+    def gradient_norm(self) -> torch.Tensor:
+        """Return the global L2 norm of the whole gradients, 0-dim; zero without gradients."""
+        if self._norm is None:
+            self._norm = _root([one for (one,) in self.meetings.exchange("norm", [self.squares()])])
+        wide = any(one.dtype == torch.float64 for one in self._gradients())
+        return torch.tensor(self._norm, dtype=torch.float64 if wide else torch.float32)
+
+    def has_nonfinite_gradients(self) -> bool:
+        """Return whether any gradient of any process holds inf or nan."""
+        if self._norm is not None and math.isfinite(self._norm):
+            return False
+        whole = all(bool(torch.isfinite(one).all()) for one in self._gradients())
+        return any(one for (one,) in self.meetings.exchange("norm", [not whole]))
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients by `factor`, a number or a 0-dim tensor that all have alike."""
+        self._norm = None
+        if gradients := self._gradients():
+            torch._foreach_mul_(gradients, torch.as_tensor(factor, dtype=torch.float64))
+
+    def _gradients(self) -> list[torch.Tensor]:
+        found = [shard.grad for shard in self._shards.values()]
+        return [_local(gradient) for gradient in found if gradient is not None]
+
+
+def _local(shard: Any) -> torch.Tensor:
+    """Return the rows of a DTensor, in place."""
+    found: torch.Tensor = shard.detach().to_local()
+    return found
+
+
+def _root(squares: Sequence[float]) -> float:
+    total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.nan
+    return math.sqrt(total)

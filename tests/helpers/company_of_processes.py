@@ -98,7 +98,7 @@ def _told(folder: Path, command: Sequence[str], stage: str) -> str:
     both = several.run_together(2, [*command, *own], cwd=folder)
     if both[0].returncode:
         (told,) = (one for one in both[0].stderr.splitlines() if one.startswith("error: "))
-        why = told.partition(": it ")[2] or told.removeprefix("error: ").partition(", so ")[0]
+        why = told.partition(": it ")[2] or told.removeprefix("error: ").partition(" (")[0]
         return f"refused: {why.partition(';')[0]}"
     one, two = losses_of(folder / "one"), losses_of(folder / f"stage-{stage}")
     assert [phase for phase, _ in one] == [phase for phase, _ in two]

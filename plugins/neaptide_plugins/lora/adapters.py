@@ -28,7 +28,10 @@ from .targets import all_linear, chosen, is_tied, linear_layers, own_weight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import nn
+
+    from neaptide import ParameterStore
 
     from .config import LoraSettings
 
@@ -48,9 +51,14 @@ class AddedAdapters:
     restore: Callable[[], None]
     """Turns torch's fast paths on again."""
 
-    def files(self) -> dict[str, bytes]:
-        """Return the files of the adapter's directory, by name."""
-        return adapter_files(self.model)
+    def files(self, store: ParameterStore) -> dict[str, bytes]:
+        """Return the files of the adapter's directory, by name. The module may have no weights."""
+        weights = {}
+        for span in store.spans():
+            if span.trainable:
+                with store.loan(span, "read") as weight:
+                    weights[span.name] = weight.detach().clone()
+        return adapter_files(self.model, weights)
 
     def remove(self, *, merge: bool) -> None:
         """Give the model its own layers and trainable parameters back.
@@ -130,14 +138,21 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
         folder.replace(name, content)
 
 
-def adapter_files(model: nn.Module) -> dict[str, bytes]:
+def adapter_files(
+    model: nn.Module, weights: dict[str, torch.Tensor] | None = None
+) -> dict[str, bytes]:
     """Return the files of an adapter's directory, by name.
+
+    Args:
+        model: has the adapter.
+        weights: see `adapter_tensors`.
 
     Raises:
         ValueError: the model has no adapter.
     """
     config = adapter_config(model, getattr(model, "name_or_path", None) or None)
     tensors = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in adapter_tensors(model).items()
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in adapter_tensors(model, weights).items()
     }
     return {WEIGHTS: save(tensors, metadata={"format": "pt"}), CONFIG: config}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from neaptide import Run
+    from neaptide import ParameterStore, Run
 
     from .adapters import AddedAdapters
 
@@ -33,6 +33,7 @@ class Lora(Plugin[LoraSettings]):
 
     _added: AddedAdapters | None = attrs.field(init=False, default=None)
     _begun: bool = attrs.field(init=False, default=False)
+    _store: ParameterStore = attrs.field(init=False)
     _give_back: Callable[[], None] | None = attrs.field(init=False, default=None)
 
     @hookimpl(tryfirst=True)
@@ -61,9 +62,9 @@ class Lora(Plugin[LoraSettings]):
             raise ConfigError(msg) from error
 
     @hookimpl
-    def on_run_start(self, run: Run) -> None:
+    def on_run_start(self, run: Run, store: ParameterStore) -> None:
         """Log how much trains."""
-        self._begun = True
+        self._begun, self._store = True, store
         added = self._adapters
         run.log.info(
             "lora.started",
@@ -80,7 +81,7 @@ class Lora(Plugin[LoraSettings]):
         try:
             folder = run.plugin_folder(SPEC.name) if self._begun else None
             if folder is not None:
-                for name, content in self._added.files().items():
+                for name, content in self._added.files(self._store).items():
                     folder.replace(name, content)
         finally:
             if self.config.merge or not self._begun:

@@ -21,8 +21,8 @@ class ShardingConfig:
     stage: Stage = field(
         "replicate",
         validator=in_(get_args(Stage)),
-        help="what is divided among the processes: 1 optimizer state, 2 also gradients and, between "
-        "steps, weights, 3 also weights in a step, `replicate` nothing",
+        help="what is divided among the processes: 1 optimizer state; 2 also gradients, and weights "
+        "between steps; 3 also weights within a step; `replicate` nothing",
     )
     timeout: float = field(
         1800.0,
@@ -44,7 +44,7 @@ SPEC = PluginSpec(
     name="sharding",
     load="neaptide_plugins.sharding.plugin:Sharding",
     config=ShardingConfig,
-    summary="Trains one model in several processes on the CPU, each with its part of every batch, and of the model.",
+    summary="Trains one model in several processes on the CPU: divides batches, and the model.",
     claims={"processes"},
     before={"mixed-precision"},
     after={"gradient-accumulation", "delayed-verdict"},

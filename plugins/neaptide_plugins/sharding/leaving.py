@@ -19,7 +19,7 @@ def leave_together(meetings: Meetings, error: BaseException | None) -> None:
     The first process saves after a signal and after an error of the data, too, which may be one of
     this process alone. After any other error, this process ends at once, and so ends the others.
     """
-    if error is not None and not isinstance(error, Interrupted | DataError):
+    if meetings.broken or not isinstance(error, Interrupted | DataError | None):
         return
     with suppress(PeerLostError):  # that one tells why
         meetings.exchange("end", [isinstance(error, DataError)])

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from neaptide_toolkit.ranks.group import PeerLostError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,15 +41,19 @@ class Request:
 class HandsOut(Protocol):
     """Gathers what a request asks for, in those processes that ask."""
 
-    def __call__(self, request: Request, takers: Sequence[int]) -> Any: ...
+    def __call__(self, request: Request, takers: Sequence[int]) -> Any:
+        """Return it, or None in a process that does not take it."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Meetings:
     """The exchanges of processes that have parts of one model."""
 
     ranks: Ranks
     hand_out: HandsOut
+    broken: bool = False
+    """True after this process failed in a pass. The others may wait for it inside of theirs, so it
+    must not wait for them."""
 
     def exchange(self, place: str, numbers: Sequence[float]) -> list[list[float]]:
         """Return the numbers of every process; before that, send what others ask for."""
@@ -60,7 +66,10 @@ class Meetings:
             self._serve(places, rows)
 
     def borrow(self, wanted: Request) -> Any:
-        """Return what this process asks for."""
+        """Return what this process asks for; PeerLostError if the others cannot send it."""
+        if self.broken:
+            msg = "this process failed in a pass, and has only its rows of the weights"
+            raise PeerLostError(msg)
         while True:
             served, found = self._serve(*self.ranks.meet("loan", wanted.as_numbers()))
             if served == wanted:

@@ -15,6 +15,7 @@ import torch
 from neaptide.api.parameters import ParameterStore
 from neaptide_toolkit.offload.resident_store import ResidentStore
 
+from .leaving import leave_together
 from .meetings import Meetings, Request
 from .reducing import buckets
 from .rows import Rows
@@ -34,6 +35,7 @@ class OptimizerShards(ResidentStore):
 
     Attributes:
         meetings: the exchanges of the processes. Each must be able to send rows.
+        ended_by: the error that ends the run, if there is one; set before `close`.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
@@ -47,6 +49,7 @@ class OptimizerShards(ResidentStore):
         self._state.cut()
         self._numbers = {name: number for number, name in enumerate(self.parameters)}
         self.meetings = Meetings(ranks, self._hand_out)
+        self.ended_by: BaseException | None = None
 
     def _hand_out(self, request: Request, takers: Sequence[int]) -> Any:
         name = [*self.parameters][request.number]
@@ -68,6 +71,11 @@ class OptimizerShards(ResidentStore):
     def keep(self, span: Span, keeper: Keeper) -> Callable[[], None]:
         """Raise ValueError: an update writes rows of the weight in place."""
         return ParameterStore.keep(self, span, keeper)
+
+    def close(self) -> None:
+        """Wait until no process asks for rows any more."""
+        super().close()
+        leave_together(self.meetings, self.ended_by)
 
     def step(self) -> None:
         """Run the optimizer's step on the rows of this process; get those of the others."""

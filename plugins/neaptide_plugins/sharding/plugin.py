@@ -11,12 +11,12 @@ import torch
 from neaptide import PREDICT, Plugin, hookimpl
 from neaptide.api import rng
 from neaptide.api.phases import PHASES
+from neaptide.errors import DataError
 from neaptide.run.signals import STOPPING
 from neaptide_toolkit.ranks import group as ranks
 from neaptide_toolkit.saved_form import counter
 
 from .config import ShardingConfig
-from .leaving import leave_together
 from .ledgers import divided
 from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from neaptide.run.signals import StopRequest
     from neaptide_toolkit.ranks.group import Ranks
 
-    from .meetings import Meetings
-
 _NUMBERS = {name: number for number, name in enumerate(PHASES)}
 
 
@@ -74,7 +72,7 @@ class Sharding(Plugin[ShardingConfig]):
     _model: nn.Module = attrs.field(init=False)
     _shards: ShardStore | None = attrs.field(init=False, default=None)
     """In the stages 2 and 3."""
-    _meetings: Meetings | None = attrs.field(init=False, default=None)
+    _divided: ShardStore | OptimizerShards | None = attrs.field(init=False, default=None)
     """In the stages 1, 2 and 3."""
 
     @hookimpl
@@ -91,13 +89,11 @@ class Sharding(Plugin[ShardingConfig]):
         found = group.exchange("start", [checksum_of_tensors(model.parameters())])
         group.require_equal("weights at the start", [int(one) for (one,) in found])
         if stage == 1:
-            state = OptimizerShards(model, optimizer, group)
-            self._meetings = state.meetings
-            return state
-        regather = stage == 3  # noqa: PLR2004 - the stage
-        self._shards = ShardStore(model, optimizer, group, regather=regather)
-        self._meetings = self._shards.meetings
-        return self._shards
+            self._divided = OptimizerShards(model, optimizer, group)
+        else:
+            regather = stage == 3  # noqa: PLR2004 - the stage
+            self._divided = self._shards = ShardStore(model, optimizer, group, regather=regather)
+        return self._divided
 
     @hookimpl
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
@@ -216,12 +212,12 @@ class Sharding(Plugin[ShardingConfig]):
 
     @hookimpl
     def on_run_end(self, error: BaseException | None) -> None:
-        """Send the first process what it saves, until it has saved all."""
-        if self._meetings is not None and self._begun:
-            leave_together(self._meetings, error)
+        """Tell the store how the run ends: it closes when the first process has saved all."""
+        if self._divided is not None:
+            self._divided.ended_by = error
 
     def _exchange(self, place: str, numbers: list[float]) -> list[list[float]]:
-        group = self._meetings or self._ranks
+        group = self._divided.meetings if self._divided is not None else self._ranks
         assert group is not None, "only in a run of several processes"
         return group.exchange(place, numbers)
 
@@ -257,11 +253,8 @@ class Sharding(Plugin[ShardingConfig]):
         weights = 0 if self._shards is not None else checksum_of_all(self._store)
         buffers = checksum_of_tensors(self._model.buffers())
         found = self._exchange("start", [weights, buffers, self._passes])
-        for what, values in zip(
-            ("weights at the start", "buffers at the start", "numbers of passes"),
-            zip(*found, strict=True),
-            strict=True,
-        ):
+        whats = ("weights at the start", "buffers at the start", "numbers of passes")
+        for what, values in zip(whats, zip(*found, strict=True), strict=True):
             group.require_equal(what, [*map(int, values)])
 
     @contextmanager
@@ -271,7 +264,12 @@ class Sharding(Plugin[ShardingConfig]):
         seed = (self._run.config.seed * 1_000_003 + self._passes) * 65_537 + group.rank + 1
         with rng.preserved():
             rng.seed_all(seed % 2**63)
-            yield
+            try:
+                yield
+            except BaseException as error:
+                if self._divided is not None and not isinstance(error, DataError):
+                    self._divided.meetings.broken = True
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many passes were made, because their random numbers depend on it."""

@@ -25,8 +25,10 @@ REFUSED = {
     "metrics": "would measure the first process's samples only",
 }
 """Plugins that do not run on several processes, and why."""
-REFUSED_IN_STAGES: dict[str, str] = {}
-"""Plugins that do not run where a process has only parts of the state, and why."""
+REFUSED_BY_SHARDS = {
+    "int8": "replaces weights, which each forward gathers anew",
+}
+"""Plugins that do not run in the stages 2 and 3, and why."""
 _BY_ELEMENT = {
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adagrad),
@@ -39,14 +41,14 @@ def check_stage(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, st
     way_out = f'set stage = "replicate" @ plugins.sharding.stage = {stage}'
     problems = [
         f"{name} cannot run with stage = {stage}: it {why}; remove it @ plugins.{name}"
-        for name, why in REFUSED_IN_STAGES.items()
-        if name in run.config.plugins
+        for name, why in REFUSED_BY_SHARDS.items()
+        if name in run.config.plugins and stage != 1
     ]
     kind = type(optimizer)
     if kind not in _BY_ELEMENT and not vars(kind).get("elementwise", False):
         problems.append(
-            f"{kind.__name__} updates a weight as a whole, or may do so (its class has no "
-            f"`elementwise = True`), so a process cannot update some rows of it; {way_out}"
+            f"{kind.__name__} may update a weight as a whole (its class has no `elementwise = "
+            f"True`), so a process cannot update some rows of it; {way_out}"
         )
     problems += [f"{problem}; {way_out}" for problem in _undivided(model, stage)]
     if problems:

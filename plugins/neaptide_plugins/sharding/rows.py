@@ -65,7 +65,7 @@ def gathered(
         parts = whole = None
         if takes:
             whole = own.new_empty(rows.chunk * rows.size, *rows.shape[1:])
-            parts = list(whole.split(rows.chunk)) if rows.chunk else [whole] * rows.size
+            parts = list(torch.split(whole, max(1, rows.chunk)))
         if torch.Size(rows.shape).numel():
             only = takers[0] if len(takers) == 1 else None
             ranks.gather(rows.padded(own.detach()), parts, only)

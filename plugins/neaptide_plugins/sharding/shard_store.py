@@ -17,6 +17,7 @@ from neaptide.api.spans import Mode, Span, TensorOf
 from neaptide.norms import norm_of
 
 from .fully_sharded import fully_sharded, reshard
+from .leaving import leave_together
 from .meetings import Meetings, Request
 from .rows import Rows, gathered
 from .state_parts import StateParts
@@ -34,6 +35,7 @@ class ShardStore(ParameterStore):
 
     Attributes:
         meetings: the exchanges of the processes. Each must be able to send rows.
+        ended_by: the error that ends the run, if there is one; set before `close`.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ShardStore(ParameterStore):
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
         self.meetings = Meetings(ranks, self._hand_out)
+        self.ended_by: BaseException | None = None
 
     def spans(self) -> list[Span]:
         """Return one span per parameter, with its whole shape, in the order of the module."""
@@ -138,6 +141,10 @@ class ShardStore(ParameterStore):
         finally:
             for parameter in self.parameters.values():
                 parameter.grad = None
+
+    def close(self) -> None:
+        """Wait until no process asks for rows any more."""
+        leave_together(self.meetings, self.ended_by)
 
     def squares(self) -> float:
         """Return the sum of the squares of this process's gradients; inf or nan if one is."""

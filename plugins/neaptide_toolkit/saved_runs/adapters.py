@@ -18,9 +18,14 @@ _PREFIX = "base_model.model."
 """What a `PeftModel` puts before the names of the model's parameters."""
 
 
-def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of the adapter of `model`, by their names in `WEIGHTS`."""
-    found = get_peft_model_state_dict(model, adapter_name=NAME)
+def adapter_tensors(
+    model: nn.Module, weights: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of the adapter of `model`, by their names in `WEIGHTS`.
+
+    `weights` are those of the adapter by their names in the model; None: those in the model.
+    """
+    found = get_peft_model_state_dict(model, state_dict=weights, adapter_name=NAME)
     return {f"{_PREFIX}{name}": tensor for name, tensor in found.items()}
 
 

@@ -21,8 +21,8 @@ class ShardingConfig:
     stage: Stage = field(
         "replicate",
         validator=in_(get_args(Stage)),
-        help="what is divided among the processes: 1 optimizer state; 2 also gradients, and weights "
-        "between steps; 3 also weights within a step; `replicate` nothing",
+        help="what is divided among the processes: 1 optimizer state; 2 also gradients, and "
+        "weights between steps; 3 also weights in a step; `replicate` nothing",
     )
     timeout: float = field(
         1800.0,

@@ -1,6 +1,8 @@
-"""Several processes train on the CPU only."""
+"""What several processes cannot train, or cannot divide, is refused before the first step."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -8,7 +10,10 @@ from support import DEVICE
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
-from neaptide_plugins.sharding.refusals import check
+from neaptide_plugins.sharding.refusals import check, check_stage
+
+if TYPE_CHECKING:
+    from neaptide_plugins.sharding.config import Stage
 
 
 @pytest.mark.parametrize("device", sorted({"cpu", DEVICE.type}))
@@ -22,7 +27,83 @@ def test_another_device_than_the_cpu_is_refused(device: str) -> None:
     ) as trainer:
         run = trainer._session.run
         if device == "cpu":
-            check(run, model, trainer.store, 2)
+            check(run, model, 2)
             return
         with pytest.raises(ConfigError, match="several processes train on the CPU only"):
-            check(run, model, trainer.store, 2)
+            check(run, model, 2)
+
+
+class Scaled(nn.Module):
+    """Blocks, and what a case adds to them."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        if case == "number":
+            self.scale = nn.Parameter(torch.ones(()))
+        elif case == "shared":
+            self.blocks[1].weight = self.blocks[0].weight
+        elif case == "outside":
+            self.head = nn.Linear(4, 4)
+            self.head.weight = self.blocks[0].weight
+        elif case == "dtypes":
+            self.blocks[0].bias = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+        elif case == "transposed":
+            self.blocks[0].weight = nn.Parameter(torch.zeros(4, 4).t()[:, ::2])
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+
+class Whole(torch.optim.AdamW):
+    """Whether it updates each value by itself is not known."""
+
+
+class ByElement(Whole):
+    elementwise = True
+
+
+@pytest.mark.parametrize(
+    ("case", "stage", "told"),
+    [
+        ("number", 1, "the weight 'scale' has no dimension to divide"),
+        ("number", 3, "the weight 'scale' has no dimension to divide"),
+        ("shared", 3, "'blocks.1' shares a weight with 'blocks.0'"),
+        ("outside", 2, "'head' shares|'the model' shares a weight with 'blocks.0'"),
+        ("dtypes", 3, "'blocks.0' has weights of several dtypes"),
+        ("transposed", 3, "the weight 'blocks.0.weight' is not contiguous"),
+        ("", 3, ""),
+        ("shared", 1, ""),
+        ("dtypes", 1, ""),
+        ("transposed", 1, ""),
+    ],
+)
+def test_a_model_that_cannot_be_divided_is_refused_in_one_line(
+    case: str, stage: Stage, told: str
+) -> None:
+    model = Scaled(case).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with HybridTrainer(model, optimizer, loss_fn=lambda net, batch: net(batch)) as trainer:
+        run = trainer._session.run
+        if not told:
+            check_stage(run, model, optimizer, stage)
+            return
+        with pytest.raises(ConfigError, match=told) as caught:
+            check_stage(run, model, optimizer, stage)
+    assert 1 == len(str(caught.value).splitlines())
+    assert 'set stage = "replicate"' in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Whole, ByElement])
+def test_an_optimizer_must_say_that_it_updates_each_value_by_itself(
+    kind: type[torch.optim.Optimizer],
+) -> None:
+    model = nn.Linear(2, 2).to(DEVICE)
+    optimizer = kind(model.parameters())
+    with HybridTrainer(model, optimizer, loss_fn=lambda net, batch: net(batch)) as trainer:
+        run = trainer._session.run
+        if kind is ByElement:
+            check_stage(run, model, optimizer, 1)
+            return
+        with pytest.raises(ConfigError, match="Whole may update a weight as a whole"):
+            check_stage(run, model, optimizer, 1)

@@ -21,7 +21,7 @@ OF = ("weight", "gradient", "state")
 
 
 @attrs.frozen
-class Request:
+class LoanRequest:
     """What a process asks for: a tensor of the span `number`, or its state."""
 
     number: int
@@ -33,7 +33,7 @@ class Request:
         return [self.number, OF.index(self.of), self.writes]
 
     @classmethod
-    def read(cls, row: Sequence[float]) -> Request:
+    def read(cls, row: Sequence[float]) -> LoanRequest:
         """Return the request whose numbers are `row`."""
         return cls(int(row[0]), OF[int(row[1])], bool(row[2]))
 
@@ -41,7 +41,7 @@ class Request:
 class HandsOut(Protocol):
     """Gathers what a request asks for, in those processes that ask."""
 
-    def __call__(self, request: Request, takers: Sequence[int]) -> Any:
+    def __call__(self, request: LoanRequest, takers: Sequence[int]) -> Any:
         """Return it, or None in a process that does not take it."""
 
 
@@ -65,7 +65,7 @@ class Meetings:
                 return [row[: len(numbers)] for row in rows]
             self._serve(places, rows)
 
-    def borrow(self, wanted: Request) -> Any:
+    def borrow(self, wanted: LoanRequest) -> Any:
         """Return what this process asks for; PeerLostError if the others cannot send it."""
         if self.broken:
             msg = "this process failed in a pass, and has only its rows of the weights"
@@ -75,10 +75,12 @@ class Meetings:
             if served == wanted:
                 return found
 
-    def _serve(self, places: Sequence[str], rows: Sequence[Sequence[float]]) -> tuple[Request, Any]:
+    def _serve(
+        self, places: Sequence[str], rows: Sequence[Sequence[float]]
+    ) -> tuple[LoanRequest, Any]:
         """Serve the request of the first process that asks. It goes on, and others ask again."""
         asked = [
-            Request.read(row) if place == "loan" else None
+            LoanRequest.read(row) if place == "loan" else None
             for place, row in zip(places, rows, strict=True)
         ]
         first = next(request for request in asked if request is not None)

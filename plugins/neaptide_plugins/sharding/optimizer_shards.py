@@ -16,9 +16,9 @@ from neaptide.api.parameters import ParameterStore
 from neaptide_toolkit.offload.resident_store import ResidentStore
 
 from .leaving import leave_together
-from .meetings import Meetings, Request
+from .meetings import LoanRequest, Meetings
 from .reducing import buckets
-from .rows import Rows
+from .rows import RowShare
 from .state_parts import StateParts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class OptimizerShards(ResidentStore):
         super().__init__(model, optimizer)
         self._ranks = ranks
         self._rows = {
-            name: Rows(tuple(one.shape), ranks.rank, ranks.size)
+            name: RowShare(tuple(one.shape), ranks.rank, ranks.size)
             for name, one in self.parameters.items()
         }
         self._state = StateParts(optimizer, self.parameters, self._rows)
@@ -51,7 +51,7 @@ class OptimizerShards(ResidentStore):
         self.meetings = Meetings(ranks, self._hand_out)
         self.ended_by: BaseException | None = None
 
-    def _hand_out(self, request: Request, takers: Sequence[int]) -> Any:
+    def _hand_out(self, request: LoanRequest, takers: Sequence[int]) -> Any:
         name = [*self.parameters][request.number]
         return self._state.hand_out(name, takers, self._ranks)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Rows:
+class RowShare:
     """Which rows of a tensor of this shape process `rank` of `size` has.
 
     The first processes have `chunk` rows each, as `torch.chunk` divides; the last may have fewer,
@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def chunk(self) -> int:
-        """Rows of the first process."""
+        """RowShare of the first process."""
         return -(-self.shape[0] // self.size)
 
     def range_of(self, rank: int) -> tuple[int, int]:
@@ -54,7 +54,7 @@ class Rows:
 
 
 def gathered(
-    own: torch.Tensor, rows: Rows, takers: Sequence[int], ranks: Ranks
+    own: torch.Tensor, rows: RowShare, takers: Sequence[int], ranks: Ranks
 ) -> torch.Tensor | None:
     """Return the whole tensor, in new memory, if this process is one of `takers`.
 
@@ -72,12 +72,12 @@ def gathered(
         return None if whole is None else whole.narrow(0, 0, rows.shape[0])
 
 
-def is_part(value: Any, rows: Rows) -> bool:
+def is_part(value: Any, rows: RowShare) -> bool:
     """Return whether an entry of an optimizer's state has a value for each value of the rows."""
     return isinstance(value, torch.Tensor) and tuple(value.shape) == rows.own_shape
 
 
-def part_of_entry(value: Any, rows: Rows) -> Any:
+def part_of_entry(value: Any, rows: RowShare) -> Any:
     """Return the rows of an entry of the state of a whole parameter; others as they are."""
     if isinstance(value, torch.Tensor) and tuple(value.shape) == rows.shape:
         return rows.own(value).clone()

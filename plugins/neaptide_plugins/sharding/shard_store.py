@@ -18,8 +18,8 @@ from neaptide.norms import norm_of
 
 from .fully_sharded import fully_sharded, reshard
 from .leaving import leave_together
-from .meetings import Meetings, Request
-from .rows import Rows, gathered
+from .meetings import LoanRequest, Meetings
+from .rows import RowShare, gathered
 from .state_parts import StateParts
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ShardStore(ParameterStore):
         super().__init__(model, optimizer)
         self._ranks, self._model = ranks, model
         self._rows = {
-            name: Rows(tuple(one.shape), ranks.rank, ranks.size)
+            name: RowShare(tuple(one.shape), ranks.rank, ranks.size)
             for name, one in self.parameters.items()
         }
         self._state = StateParts(optimizer, self.parameters, self._rows)
@@ -86,7 +86,7 @@ class ShardStore(ParameterStore):
                 raise KeyError(span.name)
             shard = self._shards[span.name]
             shard.grad = torch.zeros_like(shard)
-        request = Request(self._numbers[span.name], of, mode == "write")
+        request = LoanRequest(self._numbers[span.name], of, mode == "write")
         lent: torch.Tensor = self.meetings.borrow(request)
         lent = lent if on is None else lent.to(on)
         yield lent
@@ -107,7 +107,7 @@ class ShardStore(ParameterStore):
         """Load the state of whole parameters; keep the rows of this process."""
         self._state.load(state, read, self._numbered())
 
-    def _hand_out(self, request: Request, takers: Sequence[int]) -> Any:
+    def _hand_out(self, request: LoanRequest, takers: Sequence[int]) -> Any:
         name = [*self.parameters][request.number]
         if request.of == "state":
             return self._state.hand_out(name, takers, self._ranks)

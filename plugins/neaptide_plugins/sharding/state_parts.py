@@ -10,7 +10,7 @@ import torch
 
 from neaptide.tensors import mapped
 
-from .meetings import Request
+from .meetings import LoanRequest
 from .rows import gathered, is_part, part_of_entry
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from neaptide_toolkit.ranks.group import Ranks
 
     from .meetings import Meetings
-    from .rows import Rows
+    from .rows import RowShare
 
 
 @attrs.frozen(eq=False)
@@ -35,7 +35,7 @@ class StateParts:
 
     optimizer: torch.optim.Optimizer
     parameters: Mapping[str, nn.Parameter]
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, RowShare]
 
     def cut(self) -> None:
         """Keep only the rows of state that the optimizer made for whole parameters."""
@@ -61,7 +61,7 @@ class StateParts:
         entry = self._entry(span.name)
         whole = {}
         if entry:  # the processes make state together
-            found = meetings.borrow(Request(number, "state", mode == "write"))
+            found = meetings.borrow(LoanRequest(number, "state", mode == "write"))
             whole = {key: found[key] for key in entry}
         if on is not None:
             whole = mapped(whole, lambda tensor: tensor.to(on))

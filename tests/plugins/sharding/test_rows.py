@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DEVICE
 
-from neaptide_plugins.sharding.rows import Rows, is_part, part_of_entry
+from neaptide_plugins.sharding.rows import RowShare, is_part, part_of_entry
 
 
 @given(length=st.integers(1, 30), size=st.integers(1, 9), width=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_the_rows_of_all_processes_are_those_of_torch(length: int, size: int, width: int) -> None:
     whole = torch.arange(float(length * width)).reshape(length, width).to(DEVICE)
-    every = [Rows((length, width), rank, size) for rank in range(size)]
+    every = [RowShare((length, width), rank, size) for rank in range(size)]
     parts = [rows.own(whole) for rows in every]
     assert torch.equal(whole, torch.cat(parts))
     chunks = torch.chunk(whole, size)
@@ -30,7 +30,7 @@ def test_the_rows_of_all_processes_are_those_of_torch(length: int, size: int, wi
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_only_what_has_the_shape_of_the_parameter_is_cut(size: int) -> None:
-    rows = Rows((5, 2), 1, size)
+    rows = RowShare((5, 2), 1, size)
     moment, count = torch.arange(10.0).reshape(5, 2).to(DEVICE), torch.ones((), device=DEVICE)
     own = part_of_entry(moment, rows)
     assert torch.equal(own, rows.own(moment))

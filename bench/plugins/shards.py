@@ -94,8 +94,9 @@ def memory(given: argparse.Namespace) -> dict[str, int]:
         trainer.store.optimizer.register_step_pre_hook(count)
         for batch in data[:3]:
             trainer.step(batch)
+        planned = trainer.estimate_memory("full").total(moment="update")
     resident, held = counted[-1]
-    return {"tensors": held - before[1], "resident": resident - before[0]}
+    return {"tensors": held - before[1], "planned": planned, "resident": resident - before[0]}
 
 
 def plain_loop(given: argparse.Namespace) -> Any:

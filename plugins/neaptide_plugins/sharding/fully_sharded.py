@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from neaptide_toolkit.recompute import find_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import nn
+    from torch.distributed.fsdp import FSDPModule
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -27,8 +26,8 @@ def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def fully_sharded(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], size: int, *, regather: bool
-) -> dict[str, Any]:
-    """Divide `model` among `size` processes; return its new parameters by name.
+) -> tuple[dict[str, Any], list[FSDPModule]]:
+    """Divide `model` among `size` processes; return its new parameters by name, and its units.
 
     The given parameters become the rows of this process: they share memory with the new ones, so
     an optimizer of them updates the model. A gradient is the sum over all processes.
@@ -39,26 +38,28 @@ def fully_sharded(
         size: number of processes.
         regather: free the weights of a block after its forward, and gather them in the backward.
     """
-    mesh = init_device_mesh("cpu", (size,))
+    # Most runs of the plugin need neither, and their import takes time.
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
+
+    mesh, divided = init_device_mesh("cpu", (size,)), []
     for module in (*(block for _, block in units(model)), model):
         halves = any(one.dtype in _HALVES for one in module.parameters() if one.requires_grad)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)
         # The model itself keeps its own weights until the backward, which needs them first.
         after = False if module is model else regather
-        fully_shard(module, mesh=mesh, reshard_after_forward=after, mp_policy=policy)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # Each process has its part of the loss of the whole batch, so gradients are summed.
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+        unit = fully_shard(module, mesh=mesh, reshard_after_forward=after, mp_policy=policy)
+        # Each process has its part of the loss of the whole batch, so gradients are summed.
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+        divided.append(unit)
     shards: dict[str, Any] = dict(model.named_parameters())
     for name, parameter in parameters.items():
         parameter.data = shards[name].detach().to_local()
-    return {name: shards[name] for name in parameters}
+    return {name: shards[name] for name in parameters}, divided
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(divided: Iterable[FSDPModule]) -> None:
     """Free the gathered weights of all units."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for unit in divided:
+        unit.reshard()

@@ -42,14 +42,16 @@ class ShardStore(ParameterStore):
         self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks, *, regather: bool
     ) -> None:
         super().__init__(model, optimizer)
-        self._ranks, self._model = ranks, model
+        self._ranks = ranks
         self._rows = {
             name: RowShare(tuple(one.shape), ranks.rank, ranks.size)
             for name, one in self.parameters.items()
         }
         self._state = StateParts(optimizer, self.parameters, self._rows)
         self._state.cut()
-        self._shards = fully_sharded(model, self.parameters, ranks.size, regather=regather)
+        self._shards, self._units = fully_sharded(
+            model, self.parameters, ranks.size, regather=regather
+        )
         self._numbers = {name: number for number, name in enumerate(self.parameters)}
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
@@ -69,7 +71,7 @@ class ShardStore(ParameterStore):
 
     def reshard(self) -> None:
         """Free the gathered weights, so that the next forward gathers the present ones."""
-        reshard(self._model)
+        reshard(self._units)
 
     @contextmanager
     def lend(

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils import cpp_extension
 
-from neaptide import Data, HybridTrainer, Task
+from neaptide import Data, HybridTrainer, Loss, Task
 from neaptide.config import load
 from neaptide.hooks.registry import installed_plugins
 from neaptide.io.folder import replace_file
@@ -32,7 +32,7 @@ from neaptide_plugins.builtin_models.byte_gpt import ByteGpt, loss
 from neaptide_plugins.builtin_models.config import ByteGptOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 HERE = Path(__file__).parents[1] / "predict"
 FILES = ("byte-gpt", "adamw", "pace")
@@ -58,7 +58,12 @@ def pretrained() -> Task:
     options = load([HERE / "byte-gpt.toml"], specs=installed_plugins()).config.model.options
     model = ByteGpt(ByteGptOptions(**options))
     model.load_state_dict(load_file(path))
-    return Task(model, loss)
+    return Task(model, next_byte)
+
+
+def next_byte(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+    """Return the loss of `builtin:byte-gpt`."""
+    return Loss(*loss(model, batch))
 
 
 def headers(batch_size: int, seed: int, context: int = 64, held_out: int = 1024) -> Data:

@@ -62,9 +62,9 @@ def test_a_model_is_made_once_and_then_fine_tuned(
     finetuning.main()
     assert stamp == made.stat().st_mtime_ns
     task, data = finetuning.pretrained(), finetuning.headers(4, 0, held_out=8)
-    total, count = task.loss_fn(task.module, next(iter(data.train)))
-    assert 4 * 64 == count
-    assert 1 < total.item() / count < 10
+    loss = task.loss_fn(task.module, next(iter(data.train)))
+    assert 4 * 64 == loss.count
+    assert 1 < loss.sum.item() / loss.count < 10
     assert 8 == sum(len(batch["tokens"]) for batch in data.validation)
 
 

@@ -10,7 +10,7 @@ import torch
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define, takes
 from neaptide_kernels.support import triton_version
 
-from . import chunked, reference, torch_backends, tuning
+from . import chunked, libraries, reference, torch_backends, tuning
 from .call import AttentionCall, AttentionGradient, check, check_gradient
 from .layout import new_logsumexp, new_output
 from .trials import (
@@ -228,7 +228,25 @@ TORCH = (
         priority=12,
     ),
 )
-for _provider in TORCH:
+LIBRARIES = (
+    *_both(
+        "flash-attn",
+        libraries.flash_attn,
+        libraries.flash_attn_backward,
+        supports=libraries.by_flash_attn,
+        priority=18,
+        version=f"{libraries.installed('flash-attn')}/1",
+    ),
+    *_both(
+        "xformers",
+        libraries.xformers,
+        libraries.xformers_backward,
+        supports=libraries.by_xformers,
+        priority=11,
+        version=f"{libraries.installed('xformers')}/1",
+    ),
+)
+for _provider in (*TORCH, *LIBRARIES):
     KERNELS.add(_provider)
 
 TRITON = _both(

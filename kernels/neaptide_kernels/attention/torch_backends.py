@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from neaptide_kernels.registry import Query, Support
 
 _ATEN = torch.ops.aten
-_LINES = 32
+LINES = 32
 """The memory-efficient kernel stores logarithms for a multiple of so many queries."""
 _ODD = 8
 """Heads whose size is no multiple of this would need padded copies."""
@@ -37,7 +37,7 @@ def cpu_flash(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run torch's flash attention for the CPU."""
     with torch.autocast(call.query.device.type, enabled=False):
         output, sums = _ATEN._scaled_dot_product_flash_attention_for_cpu(
-            *_tensors(call), 0.0, call.causal,
+            *tensors_of(call), 0.0, call.causal,
             attn_mask=_added(call), scale=call.factor,
         )  # fmt: skip
     return as_output(output, call), sums.contiguous()
@@ -49,17 +49,17 @@ def cpu_flash_backward(of: AttentionGradient) -> _Three:
     call = of.call
     with torch.autocast(call.query.device.type, enabled=False):
         gradients = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-            packed(of.gradient), *_tensors(call),
+            packed(of.gradient), *tensors_of(call),
             of.output, of.logsumexp, 0.0, call.causal, attn_mask=_added(call), scale=call.factor,
         )  # fmt: skip
-    return _gathered(gradients, call)
+    return gathered(gradients, call)
 
 
 @takes(AttentionCall)
 def flash(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run FlashAttention-2 as torch ships it for GPUs."""
     output, sums, *_ = _ATEN._scaled_dot_product_flash_attention(
-        *_tensors(call), 0.0, call.causal,
+        *tensors_of(call), 0.0, call.causal,
         scale=call.factor,
     )  # fmt: skip
     return as_output(output, call), sums.contiguous()
@@ -70,18 +70,18 @@ def flash_backward(of: AttentionGradient) -> _Three:
     """Run the backward of FlashAttention-2 as torch ships it for GPUs."""
     call = of.call
     gradients = _ATEN._scaled_dot_product_flash_attention_backward(
-        packed(of.gradient), *_tensors(call), of.output,
+        packed(of.gradient), *tensors_of(call), of.output,
         of.logsumexp, None, None, call.query.shape[2], call.key.shape[2], 0.0, call.causal,
         *_no_random(call), scale=call.factor,
     )  # fmt: skip
-    return _gathered(gradients, call)
+    return gathered(gradients, call)
 
 
 @takes(AttentionCall)
 def efficient(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run the memory-efficient attention of xFormers, as torch ships it."""
     output, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(
-        *_tensors(call), None, True, 0.0,
+        *tensors_of(call), None, True, 0.0,
         call.causal, scale=call.factor,
     )  # fmt: skip
     return as_output(output, call), sums[..., : call.query.shape[2]].contiguous()
@@ -91,20 +91,20 @@ def efficient(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
 def efficient_backward(of: AttentionGradient) -> _Three:
     """Run the backward of the memory-efficient attention."""
     call = of.call
-    missing = -of.logsumexp.shape[2] % _LINES
+    missing = -of.logsumexp.shape[2] % LINES
     *gradients, _ = _ATEN._scaled_dot_product_efficient_attention_backward(
-        packed(of.gradient), *_tensors(call), None,
+        packed(of.gradient), *tensors_of(call), None,
         of.output, pad(of.logsumexp, (0, missing), value=torch.inf), *_no_random(call), 0.0,
         [True, True, True, False], call.causal, scale=call.factor,
     )  # fmt: skip
-    return _gathered((gradients[0], gradients[1], gradients[2]), call)
+    return gathered((gradients[0], gradients[1], gradients[2]), call)
 
 
 @takes(AttentionCall)
 def cudnn(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
     """Run cuDNN's attention."""
     output, sums, *_ = _ATEN._scaled_dot_product_cudnn_attention(
-        *_tensors(call), None, True, 0.0,
+        *tensors_of(call), None, True, 0.0,
         call.causal, scale=call.factor,
     )  # fmt: skip
     return as_output(output, call), sums.reshape(call.query.shape[:3]).contiguous()
@@ -115,11 +115,11 @@ def cudnn_backward(of: AttentionGradient) -> _Three:
     """Run the backward of cuDNN's attention."""
     call = of.call
     gradients = _ATEN._scaled_dot_product_cudnn_attention_backward(
-        packed(of.gradient), *_tensors(call), of.output,
+        packed(of.gradient), *tensors_of(call), of.output,
         of.logsumexp[..., None], *_no_random(call), None, None, None, call.query.shape[2],
         call.key.shape[2], 0.0, call.causal, scale=call.factor,
     )  # fmt: skip
-    return _gathered(gradients, call)
+    return gathered(gradients, call)
 
 
 def plain_call(query: Query) -> Support:
@@ -192,7 +192,7 @@ def on_gpu_in_half(query: Query, capability: tuple[int, int], largest: int) -> S
     return on_gpu(query)
 
 
-def _tensors(call: AttentionCall) -> _Three:
+def tensors_of(call: AttentionCall) -> _Three:
     """Return the query, and a head of the key and of the value for each of its heads."""
     return packed(call.query), _repeated(call.key, call), _repeated(call.value, call)
 
@@ -212,7 +212,8 @@ def _added(call: AttentionCall) -> torch.Tensor | None:
     return bias.to(call.query.dtype).expand(shape)
 
 
-def _gathered(gradients: _Three, call: AttentionCall) -> _Three:
+def gathered(gradients: _Three, call: AttentionCall) -> _Three:
+    """Return gradients as the op does: those of a key's head are added up over its queries'."""
     for_query, *others = gradients
     batch, heads = call.key.shape[:2]
     for_key, for_value = (

@@ -126,12 +126,6 @@ def check(run: Run, model: nn.Module, size: int) -> None:
             f"several processes train on the CPU only (got {str(run.device)!r}); set "
             f'train.device = "cpu" @ train.device'
         )
-    batch_size = run.config.train.batch_size
-    if run.config.data.name and batch_size < size:
-        problems.append(
-            f"train.batch_size = {batch_size} is divided among the processes, so it must be at "
-            f"least their number (got {size} processes) @ train.batch_size"
-        )
     mixing = next((name for name, one in model.named_modules() if _mixes(one)), None)
     if mixing is not None:
         problems.append(

@@ -98,9 +98,7 @@ def _store(rank: int, size: int) -> c10d.Store:
         raise ConfigError(msg)
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        socket.getaddrinfo(
-            os.environ["MASTER_ADDR"], None
-        )  # torch would ask again and again
+        socket.getaddrinfo(os.environ["MASTER_ADDR"], None)  # torch would ask again and again
         found: tuple[c10d.Store, int, int] = next(
             rendezvous("env://", rank, size, timeout=timedelta(seconds=JOIN))
         )

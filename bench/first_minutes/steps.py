@@ -68,7 +68,7 @@ OPS = (
     "apply_int8_delta", "encode_state", "chunked_cross_entropy", "lion8bit_step",
     "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "gated_unit",
     "gated_unit_backward", "rope",
-    "attention", "attention_backward",
+    "attention", "attention_backward", "rssm_rollout",
 )  # fmt: skip
 """Ops of Neaptide; those with a stated target first."""
 

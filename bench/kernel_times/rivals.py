@@ -11,6 +11,7 @@ from neaptide_kernels.registry import KERNELS
 
 from .absent import Absent, module, on_gpu
 from .attention import RIVALS, backward, forward
+from .rollout import eager, in_a_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -223,4 +224,5 @@ _OF: dict[str, tuple[tuple[str, Build], ...]] = {
     "apply_delta": (("eager", _foreach_add),),
     "attention": tuple((name, forward(attend)) for name, attend in RIVALS.items()),
     "attention_backward": tuple((name, backward(attend)) for name, attend in RIVALS.items()),
+    "rssm_rollout": (("eager", eager), ("CUDA graph of eager", in_a_graph)),
 }

@@ -17,6 +17,7 @@ from . import (
     lion8bit,
     norms,
     rope,
+    rssm_rollout,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _FOLDERS = (
     lion8bit,
     norms,
     rope,
+    rssm_rollout,
 )
 
 

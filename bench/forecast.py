@@ -1,6 +1,6 @@
 """Accuracy of the loss forecasts of `dynamics-*` on small runs, compared with the current loss.
 
-    python bench/forecast.py --traces DIR [--model linear|mlp] [--json PATH] [--seeds N N …]
+    python bench/forecast.py --traces DIR [--model linear|mlp|rssm] [--json PATH] [--seeds N N …]
 
 DIR stores the runs. A missing run is trained first. A forecast uses only the losses so far, and the
 dynamics model learns nothing before the run. Two answers are scored. The first answer is the
@@ -26,6 +26,8 @@ from neaptide_plugins.dynamics_linear.config import DynamicsLinearConfig
 from neaptide_plugins.dynamics_linear.forecaster import LinearForecaster
 from neaptide_plugins.dynamics_mlp.config import DynamicsMlpConfig
 from neaptide_plugins.dynamics_mlp.forecaster import MlpForecaster
+from neaptide_plugins.dynamics_rssm.config import DynamicsRssmConfig
+from neaptide_plugins.dynamics_rssm.forecaster import RssmForecaster
 from neaptide_plugins.lr_schedule.config import LrScheduleConfig
 from neaptide_plugins.lr_schedule.lengths import curve_of
 from neaptide_toolkit.machine.facts import facts
@@ -45,6 +47,7 @@ smallest error is reported."""
 MODELS: dict[str, Callable[[Callable[[int], float], int, int], Forecaster[Any]]] = {
     "linear": partial(LinearForecaster, DynamicsLinearConfig()),
     "mlp": partial(MlpForecaster, DynamicsMlpConfig()),
+    "rssm": partial(RssmForecaster, DynamicsRssmConfig()),
 }
 """Makers of forecasters with default settings: of the schedule, the updates and a seed."""
 

@@ -17,6 +17,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "delayed-verdict": {"after": 2, "average": 2, "batches": 2, "budget": 1.0},
     "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "dynamics-mlp": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
+    "dynamics-rssm": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "fused-layers": {"min_elements": 1},
     "gradient-accumulation": {"steps": 3},
     "low-precision-backward": {

@@ -11,6 +11,7 @@ ACTING: dict[str, dict[str, Any]] = {
     "delayed-verdict": {"after": 2, "average": 2, "batches": 2, "budget": 1.0},
     "dynamics-linear": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "dynamics-mlp": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
+    "dynamics-rssm": {"horizons": [2, 4], "every": 1, "around": 0, "least": 3},
     "int8": {"measure_every": 2},
     "low-precision-backward": {"even_if_slower": True, "check_every": 1000},
     "mixed-precision": {"full": "bf16", "correct": "bf16"},

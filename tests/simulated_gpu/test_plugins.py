@@ -63,6 +63,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mixed-precision": {"mixed-precision": {}},
     "dynamics-linear": {"dynamics-linear": {}},
     "dynamics-mlp": {"dynamics-mlp": {}},
+    "dynamics-rssm": {"dynamics-rssm": {}},
 }
 
 

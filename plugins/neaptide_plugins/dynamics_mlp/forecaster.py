@@ -9,20 +9,16 @@ import attrs
 import torch
 
 from neaptide_toolkit.forecasting.forecaster import INPUTS, Forecaster
+from neaptide_toolkit.forecasting.networks import drawn, moments, standard
+from neaptide_toolkit.forecasting.trust import Trust
 
 from .config import DynamicsMlpConfig
 from .ensemble import MlpEnsemble
-from .trust import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from neaptide_toolkit.forecasting.horizon import Expected, LossReading, Outlook
-
-FLAT = 1e-3
-"""An input counts as constant if its standard deviation is at most this."""
-OUTLYING = 4.0
-"""Largest distance of an input from its mean, in standard deviations; inputs are clipped to it."""
 
 
 @attrs.define(eq=False)
@@ -61,7 +57,7 @@ class MlpForecaster(Forecaster[DynamicsMlpConfig]):
     def learned_bytes(self) -> int:
         """Bytes of the networks, of their optimizer, and of the observed forecasts."""
         held = (self.rows, self.targets, self.centre, self.scale)
-        return self.ensemble.bytes + sum(tensor.nbytes for tensor in held)
+        return self.ensemble.optimizer.bytes + sum(tensor.nbytes for tensor in held)
 
     def _learn(self, place: int, expected: Expected, residual: float) -> None:
         at = self.observed % self.config.remembered
@@ -75,15 +71,15 @@ class MlpForecaster(Forecaster[DynamicsMlpConfig]):
         if not known:
             return
         rows, targets = self.rows[:known], self.targets[:known]
-        deviation, self.centre = torch.std_mean(rows, 0, correction=0)
-        self.scale = torch.where(deviation > FLAT, 1.0 / deviation, 0.0)
-        standard = self._standard(rows)
-        for _ in range(self.config.rounds):
-            drawn = self.ensemble.drawn(known, self.config.batch)
-            self.ensemble.step(standard[drawn], targets[drawn], self.config.lr, self.config.shrink)
+        self.centre, self.scale = moments(rows)
+        inputs, config, learner = self._standard(rows), self.config, self.ensemble.optimizer
+        for _ in range(config.rounds):
+            places = drawn(self.seed, learner.steps, config.members, known, config.batch)
+            found = self.ensemble.gradients(inputs[places], targets[places])
+            learner.step(found, config.lr, config.shrink)
 
     def _standard(self, rows: torch.Tensor) -> torch.Tensor:
-        return ((rows - self.centre) * self.scale).clamp_(-OUTLYING, OUTLYING)
+        return standard(rows, self.centre, self.scale)
 
     def _corrections(
         self, readings: Sequence[LossReading], outlooks: Sequence[Sequence[Outlook]], *, kept: bool
@@ -112,7 +108,7 @@ class MlpForecaster(Forecaster[DynamicsMlpConfig]):
         return super().state_dict() | {
             "observed": self.observed,
             "trusts": [attrs.asdict(trust) for trust in self.trusts],
-            "ensemble": self.ensemble.state_dict(),
+            "ensemble": self.ensemble.optimizer.state_dict(),
             **{name: getattr(self, name).clone() for name in _HELD},
         }
 
@@ -121,7 +117,7 @@ class MlpForecaster(Forecaster[DynamicsMlpConfig]):
         super().load_state_dict(state)
         self.observed = state["observed"]
         self.trusts = [Trust(**saved) for saved in state["trusts"]]
-        self.ensemble.load_state_dict(state["ensemble"])
+        self.ensemble.optimizer.load_state_dict(state["ensemble"])
         for name in _HELD:
             getattr(self, name).copy_(state[name])
 

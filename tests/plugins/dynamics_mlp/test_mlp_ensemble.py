@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from neaptide_plugins.dynamics_mlp.config import DynamicsMlpConfig
 from neaptide_plugins.dynamics_mlp.ensemble import MlpEnsemble
 from neaptide_plugins.dynamics_mlp.forecaster import MlpForecaster
-from neaptide_plugins.dynamics_mlp.trust import Trust
 from neaptide_toolkit.forecasting.horizon import LossForecast
+from neaptide_toolkit.forecasting.networks import drawn
+from neaptide_toolkit.forecasting.trust import Trust
 
 QUICK = DynamicsMlpConfig(members=2, hidden=8, rounds=4, batch=16, remembered=64)
 
@@ -50,8 +51,9 @@ def test_an_ensemble_learns_and_its_members_differ_away_from_the_samples() -> No
     targets = inputs[:, 0] - 0.5
     assert 0.0 == float(ensemble.predict(inputs).abs().max())
     for _ in range(600):
-        drawn = ensemble.drawn(64, 16)
-        ensemble.step(inputs[drawn], targets[drawn], 1e-2, 0.0)
+        places = drawn(5, ensemble.optimizer.steps, 4, 64, 16)
+        gradients = ensemble.gradients(inputs[places], targets[places])
+        ensemble.optimizer.step(gradients, 1e-2, 0.0)
     answers = ensemble.predict(inputs)
     assert float((answers - targets).abs().max()) < 0.1
     assert float(ensemble.predict(inputs * 10).std(0).mean()) > 3 * float(answers.std(0).mean())
@@ -84,7 +86,7 @@ def test_what_it_holds_does_not_grow_with_the_run() -> None:
         sizes.append(follower.bytes)
     assert max(sizes[:400]) == max(sizes[400:])
     held = (follower.rows, follower.targets, follower.centre, follower.scale)
-    networks = follower.ensemble
+    networks = follower.ensemble.optimizer
     tensors = (*held, *networks.weights, *networks.means, *networks.squares)
     assert sum(each.nbytes for each in tensors) == follower.learned_bytes
 
@@ -105,7 +107,7 @@ def test_it_learns_and_draws_no_random_number_of_torch() -> None:
     before = torch.get_rng_state()
     one, other = fed(course(360)), fed(course(360), seed=4)
     assert before.equal(torch.get_rng_state())
-    assert one.ensemble.steps > 0
+    assert one.ensemble.optimizer.steps > 0
     assert not one.ensemble.weights[0].equal(other.ensemble.weights[0])
 
 

@@ -161,7 +161,8 @@ def _flops(*shapes: Sequence[int], out_shape: Any) -> int:  # noqa: ARG001 - tor
 def _operations(query: Query) -> int:
     members, starts, steps, gates = query["drive"].shape
     groups, logits = query["stoch"].shape[2], query["head"].shape[1]
-    return members * starts * steps * ((groups + 8) * gates + 2 * logits)
+    each: int = (groups + 8) * gates + 2 * logits
+    return int(members * starts * steps * each)
 
 
 rssm_rollout = define(

@@ -71,8 +71,9 @@ def rssm_rollout(call: RolloutCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _look_up(head_bias: torch.Tensor, stoch: torch.Tensor) -> None:
     """Have torch refuse categories that do not exist."""
-    by_group = head_bias.unflatten(1, (stoch.shape[2], head_bias.shape[1] // stoch.shape[2]))
-    by_group[:, None].expand(-1, stoch.shape[1], -1, -1).gather(3, stoch[..., None])
+    members, starts, groups = stoch.shape
+    by_group = head_bias.reshape(members, 1, groups, head_bias.shape[1] // groups)
+    by_group.expand(-1, starts, -1, -1).gather(3, stoch[..., None])
 
 
 def mixed(mixing: torch.Tensor, stoch: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,8 @@ def gru_cell(
     """Return the next states of GRU cells, as `deter`; `given` adds to their gates."""
     size = deter.shape[2]
     own = torch.baddbmm(bias[:, None], deter, recurrent.mT)
-    reset, update = (given + own)[..., : 2 * size].sigmoid().split(size, 2)
+    gates = (given + own)[..., : 2 * size].sigmoid()
+    reset, update = gates[..., :size], gates[..., size:]
     new = torch.tanh(given[..., 2 * size :] + reset * own[..., 2 * size :])
     return new + update * (deter - new)
 
@@ -102,4 +104,5 @@ def modes(logits: torch.Tensor, groups: int) -> torch.Tensor:
     `logits` is `[members, starts, groups * categories]`, the result int64
     `[members, starts, groups]`.
     """
-    return logits.unflatten(2, (groups, logits.shape[2] // groups)).argmax(-1)
+    members, starts, every = logits.shape
+    return logits.reshape(members, starts, groups, every // groups).argmax(-1)

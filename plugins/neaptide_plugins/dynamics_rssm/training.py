@@ -79,9 +79,7 @@ def balanced(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _divergence(of: torch.Tensor, from_: torch.Tensor) -> torch.Tensor:
-    one, other = (
-        functional.log_softmax(each.unflatten(2, (GROUPS, CATEGORIES)), -1) for each in (of, from_)
-    )
+    one, other = (functional.log_softmax(_by_group(each), -1) for each in (of, from_))
     return (one.exp() * (one - other)).sum(-1).mean((1, 2))
 
 
@@ -92,7 +90,11 @@ def _own_drives(of: Weights, actions: torch.Tensor) -> torch.Tensor:
 
 
 def _embedded(of: Weights, logits: torch.Tensor) -> torch.Tensor:
-    by_group = logits.unflatten(2, (GROUPS, CATEGORIES))
+    by_group = _by_group(logits)
     likely = by_group.softmax(-1)
     chosen = functional.one_hot(by_group.argmax(-1), CATEGORIES).to(likely.dtype)
     return (chosen + likely - likely.detach()).flatten(2) @ of.embedding
+
+
+def _by_group(logits: torch.Tensor) -> torch.Tensor:
+    return logits.view(*logits.shape[:2], GROUPS, CATEGORIES)

@@ -69,7 +69,8 @@ def test_a_compressed_state_is_292_bytes_and_off_by_half_a_scale(size: float, se
     again, kinds = held.restored()
     assert kinds.equal(stoch)
     off = (again - deter).abs().amax(1)
-    assert bool((off <= 0.501 * held.scales).all())
+    least = 1e-36  # below, a scale has few bits or none
+    assert bool((off <= 0.501 * held.scales + least).all())
     assert bool((off <= 1 / 254 * 1.002).all())
 
 

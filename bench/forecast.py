@@ -86,7 +86,7 @@ def _row(
     came = losses[update + horizon - around - 1 : update + horizon + around]
     target = math.fsum(came) / len(came)
     given = follower.forecast(horizon)
-    always = follower.outcome(horizon)
+    always = given or follower.outcome(horizon)
     assert always is not None, "the losses are finite"
     stays = {
         f"stays_{count}": math.fsum(losses[update - count : update]) / count - target

@@ -14,9 +14,9 @@ from neaptide_toolkit.forecasting.networks import AdamW, drawn, moments, standar
 from neaptide_toolkit.forecasting.trust import Trust
 
 from .config import DynamicsRssmConfig
-from .models import Models, Weights, drawn_weights
-from .states import Compressed, Memory
-from .training import Batch, gradients
+from .models import Models, RssmWeights, drawn_weights
+from .states import Compressed, StepMemory
+from .training import RolloutBatch, gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
 
     ensemble: Models = attrs.field(init=False)
     optimizer: AdamW = attrs.field(init=False)
-    memory: Memory = attrs.field(init=False)
+    memory: StepMemory = attrs.field(init=False)
     trusts: list[Trust] = attrs.field(init=False)
     """One per horizon."""
     centre: torch.Tensor = attrs.field(init=False)
@@ -54,7 +54,7 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
         config, horizons = self.config, len(self.config.horizons)
         self.ensemble = Models(drawn_weights(config.members, INPUTS, horizons, self.seed))
         self.optimizer = AdamW(self.ensemble.weights)
-        self.memory = Memory(config.remembered, config.members, INPUTS, config.steps, horizons)
+        self.memory = StepMemory(config.remembered, config.members, INPUTS, config.steps, horizons)
         self.trusts = [Trust() for _ in config.horizons]
         self.centre = torch.zeros(INPUTS, dtype=torch.float32, device="cpu")
         self.scale = torch.zeros_like(self.centre)
@@ -87,7 +87,7 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
             turn = self.optimizer.steps
             at = rows[drawn(self.seed, turn, config.members, len(rows), config.batch)]
             deter, _ = memory.states.at((at, member)).restored()
-            batch = Batch(
+            batch = RolloutBatch(
                 deter=deter,
                 seen=seen[at],
                 after=seen[(at + 1) % memory.size],
@@ -210,13 +210,13 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
 def _named(state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with tensors by name: in a checkpoint, a list has one form."""
     return {
-        name: Weights(*each)._asdict() if isinstance(each, list) else each
+        name: RssmWeights(*each)._asdict() if isinstance(each, list) else each
         for name, each in state.items()
     }
 
 
 def _unnamed(state: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: list(Weights(**each)) if isinstance(each, dict) else each
+        name: list(RssmWeights(**each)) if isinstance(each, dict) else each
         for name, each in state.items()
     }

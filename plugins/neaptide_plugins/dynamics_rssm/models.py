@@ -27,7 +27,7 @@ NARROW = 64
 """Width of the narrow layers."""
 
 
-class Weights(NamedTuple):
+class RssmWeights(NamedTuple):
     """Weights of an ensemble; the first dimension of each tensor is the member."""
 
     embedding: torch.Tensor
@@ -54,7 +54,7 @@ class Weights(NamedTuple):
     readout_bias: torch.Tensor
 
 
-def drawn_weights(members: int, inputs: int, horizons: int, seed: int) -> Weights:
+def drawn_weights(members: int, inputs: int, horizons: int, seed: int) -> RssmWeights:
     """Return the first weights. The readout is zeros, so untrained models answer 0."""
     gates = 3 * UNITS
     shapes: dict[str, tuple[tuple[int, ...], float]] = {
@@ -80,7 +80,7 @@ def drawn_weights(members: int, inputs: int, horizons: int, seed: int) -> Weight
         numbers = uniform(seed, torch.arange(first, first + count, device="cpu"))
         made[name] = ((2.0 * numbers - 1.0) * 3.0**0.5 * size).reshape(members, *shape)
         first += count
-    return Weights(**made)
+    return RssmWeights(**made)
 
 
 @attrs.define(eq=False)
@@ -90,7 +90,7 @@ class Models:
     States are `[members, starts, units]` and the numbers of categories `[members, starts, groups]`.
     """
 
-    weights: Weights
+    weights: RssmWeights
 
     def advanced(
         self, deter: torch.Tensor, stoch: torch.Tensor, action: torch.Tensor
@@ -131,26 +131,26 @@ class Models:
         return torch.stack(found, -1)
 
 
-def driven(of: Weights, actions: torch.Tensor) -> torch.Tensor:
+def driven(of: RssmWeights, actions: torch.Tensor) -> torch.Tensor:
     """Return what actions, `[..., actions]`, add to the gates of each member."""
     flat = actions.reshape(-1, ACTIONS)
     found = torch.baddbmm(of.action_bias[:, None], flat.expand(len(of.action), -1, -1), of.action)
     return found.view(len(found), *actions.shape[:-1], found.shape[2])
 
 
-def prior(of: Weights, deter: torch.Tensor) -> torch.Tensor:
+def prior(of: RssmWeights, deter: torch.Tensor) -> torch.Tensor:
     """Return the logits of the categories before anything is seen."""
     return torch.baddbmm(of.prior_bias[:, None], deter @ of.prior, of.prior_logits)
 
 
-def posterior(of: Weights, deter: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def posterior(of: RssmWeights, deter: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """Return the logits, given inputs `[starts, inputs]` or `[members, starts, inputs]`."""
     both = torch.cat([deter, seen.expand(len(deter), -1, -1)], 2)
     narrow = torch.baddbmm(of.posterior_narrow_bias[:, None], both, of.posterior).tanh()
     return torch.baddbmm(of.posterior_bias[:, None], narrow, of.posterior_logits)
 
 
-def read(of: Weights, number: int, deter: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+def read(of: RssmWeights, number: int, deter: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
     """Return the corrections at the horizon with this number, `[members, starts]`."""
     weight = of.readout[:, number]
     found = torch.cat([deter, embedded], 2) @ weight[..., None]

@@ -56,7 +56,7 @@ class Compressed:
 
 
 @attrs.define(eq=False)
-class Memory:
+class StepMemory:
     """The newest steps of an ensemble: a ring of what was seen, what came, and the states."""
 
     size: int

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from neaptide_kernels.rssm_rollout import gru_cell
 
-from .models import CATEGORIES, GROUPS, Weights, posterior, prior, read
+from .models import CATEGORIES, GROUPS, RssmWeights, posterior, prior, read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ DIVERGENCE = 0.1
 
 
 @attrs.frozen(eq=False)
-class Batch:
+class RolloutBatch:
     """Steps that members have drawn, each its own: `[members, batch, ...]`."""
 
     deter: torch.Tensor
@@ -41,15 +41,15 @@ class Batch:
     """`[members, batch, horizons]`; NaN where they are not known."""
 
 
-def gradients(of: Weights, batch: Batch, steps: Sequence[int]) -> list[torch.Tensor]:
+def gradients(of: RssmWeights, batch: RolloutBatch, steps: Sequence[int]) -> list[torch.Tensor]:
     """Return the gradients in the order of the weights; `steps` as for `Models.answers`."""
     with torch.enable_grad():
-        leaves = Weights(*(each.detach().requires_grad_() for each in of))
+        leaves = RssmWeights(*(each.detach().requires_grad_() for each in of))
         found = torch.autograd.grad(loss(leaves, batch, steps), leaves)
     return list(found)
 
 
-def loss(of: Weights, batch: Batch, steps: Sequence[int]) -> torch.Tensor:
+def loss(of: RssmWeights, batch: RolloutBatch, steps: Sequence[int]) -> torch.Tensor:
     """Return the sum of the members' losses: each mean squared error / 2, and its divergence."""
     deter, logits = batch.deter, posterior(of, batch.deter, batch.seen)
     total = deter.new_zeros(())
@@ -83,13 +83,13 @@ def _divergence(of: torch.Tensor, from_: torch.Tensor) -> torch.Tensor:
     return (one.exp() * (one - other)).sum(-1).mean((1, 2))
 
 
-def _own_drives(of: Weights, actions: torch.Tensor) -> torch.Tensor:
+def _own_drives(of: RssmWeights, actions: torch.Tensor) -> torch.Tensor:
     own = actions.flatten(1, 2)
     found = torch.baddbmm(of.action_bias[:, None], own, of.action)
     return found.view(*actions.shape[:3], found.shape[2])
 
 
-def _embedded(of: Weights, logits: torch.Tensor) -> torch.Tensor:
+def _embedded(of: RssmWeights, logits: torch.Tensor) -> torch.Tensor:
     by_group = _by_group(logits)
     likely = by_group.softmax(-1)
     chosen = functional.one_hot(by_group.argmax(-1), CATEGORIES).to(likely.dtype)

@@ -14,11 +14,11 @@ from neaptide_plugins.dynamics_rssm.models import (
     GROUPS,
     UNITS,
     Models,
-    Weights,
+    RssmWeights,
     drawn_weights,
 )
 from neaptide_plugins.dynamics_rssm.states import Compressed
-from neaptide_plugins.dynamics_rssm.training import Batch, balanced, gradients, loss
+from neaptide_plugins.dynamics_rssm.training import RolloutBatch, balanced, gradients, loss
 from neaptide_toolkit.forecasting.networks import AdamW
 
 QUICK = DynamicsRssmConfig(
@@ -44,8 +44,8 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
 
 
-def a_batch() -> Batch:
-    return Batch(
+def a_batch() -> RolloutBatch:
+    return RolloutBatch(
         deter=drawn(2, 4, UNITS).tanh(),
         seen=drawn(2, 4, INPUTS),
         after=drawn(2, 4, INPUTS, seed=1),
@@ -54,7 +54,7 @@ def a_batch() -> Batch:
     )
 
 
-def trained_weights() -> Weights:
+def trained_weights() -> RssmWeights:
     weights = drawn_weights(2, INPUTS, len(STEPS), seed=7)
     return weights._replace(readout=drawn(*weights.readout.shape, seed=5) / 16)
 
@@ -77,20 +77,20 @@ def test_a_compressed_state_is_292_bytes_and_off_by_half_a_scale(size: float, se
 def test_rollouts_in_training_are_those_of_the_op() -> None:
     whole, batch = trained_weights(), a_batch()
     for one in (slice(0, 1), slice(1, 2)):  # each member has drawn its own steps
-        weights = Weights(*(each[one] for each in whole))
+        weights = RssmWeights(*(each[one] for each in whole))
         given = {name: getattr(batch, name)[one] for name in ("deter", "seen", "after", "actions")}
         models = Models(weights)
         stoch = models.observed(batch.deter[one], batch.seen[one])
         answers = models.answers(batch.deter[one], stoch, batch.actions[one][0], STEPS)
-        exact = Batch(**given, targets=answers)
-        unknown = Batch(**given, targets=torch.full_like(answers, torch.nan))
+        exact = RolloutBatch(**given, targets=answers)
+        unknown = RolloutBatch(**given, targets=torch.full_like(answers, torch.nan))
         # What the op answers is what training reads, so nothing but the divergence is left.
         torch.testing.assert_close(loss(weights, exact, STEPS), loss(weights, unknown, STEPS))
 
 
 def test_the_gradient_of_the_readout_is_that_of_the_squared_error() -> None:
     weights, batch = trained_weights(), a_batch()
-    found = Weights(*gradients(weights, batch, STEPS)).readout_bias
+    found = RssmWeights(*gradients(weights, batch, STEPS)).readout_bias
     bias, step = weights.readout_bias, 1e-2
     for member, number in ((0, 0), (1, 1)):
         moved = [bias.clone(), bias.clone()]

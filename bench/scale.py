@@ -6,7 +6,8 @@ Every configuration runs in its own process, the smallest model first. Each fini
 in a file next to the JSON file, with the suffix `.lines`. A rerun skips configurations that were
 measured, or that ran out of memory, on the same device. A configuration is not run if its computed
 memory does not fit into RAM. `--plan` prints the planned runs, and runs nothing. `--from-disk`
-simulates the 50B model with its state on a drive, and runs nothing either.
+simulates the 50B model with its state on a drive, and runs nothing either. `--simulated all` plans
+the streamed configurations on several cards; rows that the JSON file has are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from scaling import from_disk
+from scaling import from_disk, on_cards
 from scaling.configurations import configurations
 from scaling.one import measure, name_of, plan, refused
 from scaling.table import compared, put_into, table
@@ -69,6 +70,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--from-disk", action="store_true", help="simulate the 50B model with its state on a drive"
+    )
+    parser.add_argument(
+        "--simulated", metavar="CARDS", help="plan for these cards: `all`, or as in `h200,t4`"
     )
     parser.add_argument("--one", metavar="KEY", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -140,13 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the missing configurations; return the exit status, 1 if one of them failed."""
     options = arguments(argv)
     if options.from_disk:
-        found = [*from_disk.rows()]
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        if options.page:
-            put_into(options.page, from_disk.table(found), from_disk.BEGIN, from_disk.END)
-        print(from_disk.table(found))
-        return int(not all(row["fits"] for row in found))
+        return from_disk.write(options.json, options.page)
+    if options.simulated:
+        return on_cards.write(options.simulated, options.only, options.json, options.page)
     gpu = torch.cuda.is_available()
     if not (gpu or options.plan or options.tiny):
         print(

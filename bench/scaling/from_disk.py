@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from neaptide.hooks.enabling import configured
 from neaptide_toolkit.machine import profiles
 from neaptide_verbs.plan.machine import PlannedMachine
 from neaptide_verbs.plan.planning import plan
+from scaling.table import put_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,6 +63,17 @@ def rows() -> Iterator[dict[str, Any]]:
     """Yield the row of each case."""
     for case in CASES:
         yield planned(case)
+
+
+def write(file: Path | None, page: Path | None) -> int:
+    """Write the rows to the file, and the table into the page; return 1 if a case does not fit."""
+    found = [*rows()]
+    if file is not None:
+        file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if page is not None:
+        put_into(page, table(found), BEGIN, END)
+    sys.stdout.write(f"{table(found)}\n")
+    return int(not all(row["fits"] for row in found))
 
 
 def table(found: list[dict[str, Any]]) -> str:

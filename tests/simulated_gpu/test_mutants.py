@@ -57,6 +57,11 @@ EXCEPTIONS = {
         "finish",
         "self.arguments.settle()",
     ): "no wait: it drops references",
+    (
+        f"{STREAMING}.calls.inputs",
+        "_keep_near",
+        "self._under_way.popleft().finish()",
+    ): "it orders nothing: the host is not far ahead, which keeps memory small",
     (f"{STREAMING}.weights.touched", "look", "block.settle()"): BY_CTYPES,
 }
 """What is found and needs not be told, by module and function, and why."""

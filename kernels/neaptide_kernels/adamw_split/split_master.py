@@ -17,8 +17,9 @@ from neaptide_kernels.parts import parts_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CHUNK = 1 << 20
-"""Elements processed at a time. Temporary tensors take 8 bytes for each of these elements."""
+CHUNK, LARGE_CHUNK = 1 << 20, 1 << 23
+"""Elements processed at a time on a CPU, and elsewhere, where each launch costs time. Temporary
+tensors take 8 bytes for each of these elements."""
 
 _NAN = 0x7F81
 _DIFFERENCE = -127  # 0xFF81
@@ -98,7 +99,7 @@ def _chunks(
         tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.int16)
         for tensor in (master, hi, lo)
     )
-    for part in parts_of(low, CHUNK, CHUNK):
+    for part in parts_of(low, CHUNK, LARGE_CHUNK):
         yield halves.view(-1, 2)[part], high[part], low[part]
 
 

@@ -131,6 +131,7 @@ class Streaming:
                 max_norm=settings.max_norm,
                 check_finite=settings.check_finite,
             )
+            self.residency.coming = self.updates.prefetch_coming
         self.gradients = Gradients(self.blocks, device, outwards, homes.in_ram, self.applying)
         left = settings.inputs_on_host
         allocate = homes.allocate if settings.inputs_on_disk else homes.in_ram
@@ -267,14 +268,13 @@ class Streaming:
             block.written.finish()
         if self.residency.fresh():
             self.residency.renew(self.blocks)
+        if self.updates is not None:
+            self.updates.forget()  # the host may change it next
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the slots, the staging buffers and the gradient buffers, on device and host."""
-        held = [
-            *self.residency.buffers(),
-            *self.gradients.host.buffers(),
-            *self.gradients.host.stored(),
-        ]
+        host = self.gradients.host
+        held = [*self.residency.buffers(), *host.buffers(), *host.stored()]
         return held if self.updates is None else [*held, *self.updates.buffers()]
 
     def close(self) -> None:
@@ -287,11 +287,9 @@ class Streaming:
             self.residency.close()
 
     def _leave(self) -> None:
-        for patch in self._patches:
-            patch.remove()
+        for each in (*self._patches, *self._hooked.values(), *self._newest):
+            each.remove()
         self._patches = []
-        for handle in (*self._hooked.values(), *self._newest):
-            handle.remove()
         self._hooked.clear()
         self._newest = []
         with ExitStack() as stack:

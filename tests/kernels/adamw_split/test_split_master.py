@@ -117,6 +117,7 @@ def test_chunks_make_no_difference(chunk: int, monkeypatch: pytest.MonkeyPatch) 
     master = torch.randn(2, 3, 4)
     hi, lo = split(master)
     monkeypatch.setattr(split_master, "CHUNK", chunk)
+    monkeypatch.setattr(split_master, "LARGE_CHUNK", chunk)
     assert all(map(same_bits, (hi, lo), split(master)))
     assert same_bits(master, join(hi, lo))
 
@@ -143,6 +144,7 @@ class Allocated(TorchDispatchMode):
 
 def test_no_more_than_a_chunk_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_master, "CHUNK", 16)
+    monkeypatch.setattr(split_master, "LARGE_CHUNK", 16)
     master = torch.randn(1000)
     hi, lo = split(master)
     with Allocated() as allocated:

@@ -70,6 +70,7 @@ def test_memory_and_time_are_those_of_all_parts(
     whole: int, rest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(split_master, "CHUNK", SIZE)
+    monkeypatch.setattr(split_master, "LARGE_CHUNK", SIZE)
     every, two = Run(every=True), Run()
     for run in (every, two):
         run.split_and_join(whole * SIZE + rest)
@@ -83,6 +84,7 @@ def test_memory_and_time_are_those_of_all_parts(
 
 def test_known_values_are_computed_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_master, "CHUNK", SIZE)
+    monkeypatch.setattr(split_master, "LARGE_CHUNK", SIZE)
     master = torch.randn(5 * SIZE)
     run = Run()
     with run.mode, parts_by(run.parts):

@@ -6,12 +6,13 @@ A block's inputs are copied back to the device while the backward of the followi
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from neaptide_toolkit.offload import Lane, computed
+from neaptide_toolkit.offload import Lane, Ticket, computed
 from neaptide_toolkit.offload.disk import copy as copy_disk
 from neaptide_toolkit.offload.disk import region_of
 from neaptide_toolkit.recompute import ChangedInPlaceError, KeptArgument
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .call import Call
+
+
+_AHEAD = 2
+"""Copies that are not waited for: the host need not be further ahead of the device."""
 
 
 class Inputs:
@@ -47,6 +52,7 @@ class Inputs:
         self._calls: list[weakref.ref[Call]] = []
         self._known = WeakTensorKeyDictionary()
         self._pool: dict[int, list[HostBuffer]] = {}
+        self._under_way: deque[Ticket] = deque()
         self.host_bytes = 0
         """Bytes allocated in RAM and on the disk so far."""
 
@@ -107,6 +113,7 @@ class Inputs:
 
         self._outwards.hold(source)
         left = self._outwards.submit("inputs leave", copy, (computed(self._device), buffer.read))
+        self._keep_near(left)
         waiting = Waiting(buffer, like, left)
         weakref.finalize(waiting, self._returned, buffer)
         if not kept.copied:
@@ -130,7 +137,18 @@ class Inputs:
         after = (computed(self._device), waiting.left)
         ticket = self._inwards.submit("inputs return", copy, after)
         waiting.arrival = waiting.host.read = ticket
+        self._keep_near(ticket)
         waiting.device = device
+
+    def _keep_near(self, ticket: Ticket) -> None:
+        """Let the host wait for earlier copies.
+
+        The device's memory of an input is free when its copy ended. A host that is far ahead would
+        take new memory for each input.
+        """
+        self._under_way.append(ticket)
+        if len(self._under_way) > _AHEAD:
+            self._under_way.popleft().finish()
 
     def _buffer(self, nbytes: int) -> HostBuffer:
         free = self._pool.get(nbytes)

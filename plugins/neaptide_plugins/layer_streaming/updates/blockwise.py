@@ -6,18 +6,17 @@ it. If the device is the host, the step changes the state where it is.
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 
 from neaptide_kernels.state_codes.optimizer import CodedOptimizer
-from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket, computed
+from neaptide_toolkit.offload import BufferLayout, Lane, computed
 from neaptide_toolkit.offload.disk import copy
 from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
 from .kernel_step import left_by_kernels
+from .state_slots import StateBuffer, StateSlots
 from .stepping import LO, Item, state_layout, step_away
 
 if TYPE_CHECKING:
@@ -32,25 +31,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 32 << 20
 """Largest number of elements in one step. The optimizer allocates a few times this number."""
-
-
-@attrs.define(eq=False)
-class _StateBuffer:
-    """The optimizer's state of one block, on the host."""
-
-    keys: list[tuple[nn.Parameter, str]]
-    layout: BufferLayout
-    flat: torch.Tensor
-    shown: dict[nn.Parameter, dict[str, torch.Tensor]]
-    slot: _StateSlot | None = None
-    arrival: Ticket = DONE
-
-
-@attrs.define(eq=False)
-class _StateSlot:
-    flat: torch.Tensor
-    free: Ticket = DONE
-    home: _StateBuffer | None = None
 
 
 class Updates:
@@ -83,7 +63,7 @@ class Updates:
         self._optimizer = optimizer
         self._residency = residency
         self._device = residency.device
-        self._inwards, self._outwards = inwards, outwards
+        self._outwards = outwards
         self._split = split
         self._homes = {
             block.index: self._new_home(block, homes.allocate) for block in residency.blocks
@@ -92,13 +72,12 @@ class Updates:
         slots = 0 if homes.are_on_the_device else slots
         # A fetch of state comes after a fetch of weights, which waited for kernels that may still
         # use the memory that the allocator has returned.
-        self._slots = [_StateSlot(homes.on_device(size)) for _ in range(slots)]
-        self._next = cycle(self._slots)
+        self._slots = StateSlots([homes.on_device(size) for _ in range(slots)], inwards)
         self.adopt()
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the slots for state, on the device; none if the device is the host."""
-        return [slot.flat for slot in self._slots]
+        return [slot.flat for slot in self._slots.all]
 
     def stored(self) -> list[torch.Tensor]:
         """Return the buffers for state, on the host."""
@@ -110,23 +89,24 @@ class Updates:
 
     def prefetch_next(self, block: Block) -> None:
         """If there are several slots, start to copy the state of the next block to the device."""
-        if len(self._slots) > 1:
+        if len(self._slots.all) > 1:
             self.prefetch(block)
 
     def prefetch(self, block: Block) -> None:
         """Start to copy a block's state to the device."""
-        home = self._homes[block.index]
-        if home.slot is not None or not home.layout.bytes or not self._slots:
-            return
-        slot = next(self._next)
-        if slot.home is not None:
-            slot.home.slot = None
-        slot.home, home.slot = home, slot
-        target, source = slot.flat[: home.layout.bytes], home.flat
+        self._slots.fetch(self._homes[block.index])
 
-        home.arrival = self._inwards.submit(
-            f"fetch state of {block.name}", lambda: copy(target, source), (slot.free,)
-        )
+    def prefetch_coming(self) -> None:
+        """Start to copy the state of the next block that is updated, if a slot is idle.
+
+        One block at a time: what its backward needs sooner waits in the same queue. With one slot,
+        the state in it would leave too late.
+        """
+        count, residency = len(self._slots.all), self._residency
+        for index in residency.order.updates(count) if count > 1 else ():
+            homes = [self._homes[one.index] for one in residency.blocks[index].needs]
+            if not self._slots.fetch_early(homes):
+                return
 
     def step(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
         """Run the optimizer's step for a block that is on the device.
@@ -174,23 +154,23 @@ class Updates:
         for block in self._residency.blocks:
             self._forget(block, self._homes[block.index])
 
-    def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> _StateBuffer:
+    def _new_home(self, block: Block, allocate: Callable[[int], torch.Tensor]) -> StateBuffer:
         keys, tensors, dtypes = state_tensors(block.parameters, self._optimizer, split=self._split)
         layout = BufferLayout.of(tensors, dtypes)
         flat = allocate(layout.bytes)
         shown: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
         for (parameter, name), view in zip(keys, layout.views(flat), strict=True):
             shown.setdefault(parameter, {})[name] = view
-        return _StateBuffer(keys, layout, flat, shown)
+        return StateBuffer(block.name, keys, layout, flat, shown)
 
     def _items(
-        self, block: Block, home: _StateBuffer, gradients: Sequence[torch.Tensor | None]
+        self, block: Block, home: StateBuffer, gradients: Sequence[torch.Tensor | None]
     ) -> Iterator[Item]:
         on_device: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
-        if not self._slots:
+        if not self._slots.all:
             on_device = home.shown
         elif home.slot is not None or not home.layout.bytes:  # empty state has no slot of its own
-            views = home.layout.views((home.slot or self._slots[0]).flat)
+            views = home.layout.views((home.slot or self._slots.all[0]).flat)
             for (parameter, name), view in zip(home.keys, views, strict=True):
                 on_device.setdefault(parameter, {})[name] = view
         known = {
@@ -205,27 +185,24 @@ class Updates:
                 shown = home.shown.get(parameter, {})
                 yield Item(parameter, weight, gradient, state, state.get(LO), shown)
 
-    def _write_back(self, block: Block, home: _StateBuffer) -> None:
+    def _write_back(self, block: Block, home: StateBuffer) -> None:
         residency, slot = self._residency, home.slot
         assert block.slot is not None, "a block that was updated is on the device"
-        weights_leave = block.leaving(block.slot)
-
-        def leave() -> None:
-            weights_leave()
-            if slot is not None:
-                copy(home.flat, slot.flat[: home.layout.bytes])
-
-        ticket = self._outwards.submit(f"write back {block.name}", leave, (computed(self._device),))
-        residency.leaving(block, ticket)
+        # The weights leave first: their slot is needed before that of the state.
+        name, done = block.name, (computed(self._device),)
+        ticket = left = self._outwards.submit(f"write back {name}", block.leaving(block.slot), done)
         if slot is not None:
-            slot.free = ticket
+            source = slot.flat[: home.layout.bytes]
+            left = self._outwards.submit(
+                f"write back state of {name}", lambda: copy(home.flat, source), done
+            )
+            slot.free, slot.stepped = left, True
+        residency.leaving(block, ticket, left)
 
-    def _forget(self, block: Block, home: _StateBuffer) -> None:
+    def _forget(self, block: Block, home: StateBuffer) -> None:
         """Discard the state's copy on the device; the host may then write the buffer."""
         block.written.finish()
-        home.arrival.finish()
-        if home.slot is not None:
-            home.slot.home, home.slot = None, None
+        self._slots.forget(home)
 
 
 def state_tensors(

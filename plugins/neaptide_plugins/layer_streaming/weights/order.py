@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 UseKind = Literal["forward", "backward", "infer", "update"]
 Use = tuple[UseKind, int]
@@ -41,17 +45,40 @@ class Order:
 
     def ahead(self, count: int) -> list[int]:
         """Return the indices of at most `count` blocks after the current block, nearest first."""
-        before, last = self._before, self._last
-        if last is None:
+        found = list[int]()
+        if self._last is None or count < 1:
+            return found
+        for _, index in self._coming():
+            if index not in found and index != self._last[1]:
+                found.append(index)
+            if len(found) == count:
+                break
+        return found
+
+    def updates(self, count: int) -> list[int]:
+        """Return at most `count` blocks whose backward comes next, nearest first.
+
+        There are none in a forward, until the use that is followed by a backward. So the state of
+        the blocks is fetched when the weights of the next ones need not be: in a backward, between
+        forward and backward, and between a step and the next one.
+        """
+        if self._last is None:
             return []
-        current, found = last[1], list[int]()
+        coming = self._coming()
+        first = next(coming, None)
+        if first is None or "backward" not in (self._last[0], first[0]):
+            return []
+        backwards = (index for kind, index in chain([first], coming) if kind == "backward")
+        return list(islice(backwards, count))
+
+    def _coming(self) -> Iterator[Use]:
+        """Yield the uses that are predicted, until they repeat or the host's update comes."""
+        before, last = self._before, self._last
         seen = set()
-        while len(found) < count and (before, last) not in seen:
+        while last is not None and (before, last) not in seen:
             seen.add((before, last))
             following = self._after.get((before, last)) or self._after.get((None, last))
             if following is None or following == _PAUSE:
-                break
+                return
+            yield following
             before, last = last, following
-            if last[1] not in found and last[1] != current:
-                found.append(last[1])
-        return found

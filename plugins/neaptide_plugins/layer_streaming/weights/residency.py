@@ -57,6 +57,8 @@ class Residency:
         """Number of fetches that were not prefetched."""
         self.fresh: Callable[[], bool] = lambda: False
         """If it returns True, the user may have changed weights: no earlier copy is used."""
+        self.coming: Callable[[], None] = lambda: None
+        """Called at each use, when the next blocks are fetched."""
         self._allocate, self._distance = allocate, distance
         self._lane = lane
         self._poison = poison
@@ -106,6 +108,7 @@ class Residency:
             if not fresh:
                 self.order.note((kind, block.index))
                 self._fetch_ahead()
+                self.coming()
             with self.touched.inside(held):
                 yield
 
@@ -140,10 +143,10 @@ class Residency:
         assert block.slot is not None, "a block that was updated is on the device"
         return block.slot.flat[: block.layout.bytes]
 
-    def leaving(self, block: Block, ticket: Ticket) -> None:
-        """Record that `ticket` stands for the copy of a block's new weights to the host."""
+    def leaving(self, block: Block, ticket: Ticket, written: Ticket) -> None:
+        """Record when a block's new weights have left: `ticket`; and `written`: its state, too."""
         assert block.slot is not None, "a block that was updated has a slot"
-        block.slot.leaving = block.written = ticket
+        block.slot.leaving, block.written = ticket, written
         block.changes += 1
         self.touched.updated(block)
 

@@ -1,0 +1,99 @@
+"""The slots on the device for the optimizer's state, and whose state is in each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket
+from neaptide_toolkit.offload.disk import copy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import nn
+
+
+@attrs.define(eq=False)
+class StateBuffer:
+    """The optimizer's state of one block, on the host."""
+
+    name: str
+    """The block's."""
+    keys: list[tuple[nn.Parameter, str]]
+    layout: BufferLayout
+    flat: torch.Tensor
+    shown: dict[nn.Parameter, dict[str, torch.Tensor]]
+    slot: StateSlot | None = None
+    arrival: Ticket = DONE
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether there is state, and a parameter that may be updated."""
+        return bool(self.layout.bytes) and any(one.requires_grad for one, _ in self.keys)
+
+
+@attrs.define(eq=False)
+class StateSlot:
+    """A buffer on the device for one block's state."""
+
+    flat: torch.Tensor
+    free: Ticket = DONE
+    """Ticket of the last copy from the slot to the host."""
+    home: StateBuffer | None = None
+    stepped: bool = False
+    """True if the state was updated and is on its way back: nobody waits for it here."""
+
+
+class StateSlots:
+    """Copies state into slots: when it is needed, and before that if a slot is idle.
+
+    Args:
+        buffers: the slots' memory; none if the device is the host.
+        lane: the lane (queue) of copies to the device.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], lane: Lane) -> None:
+        self.all = [StateSlot(flat) for flat in buffers]
+        """The slot that was filled first comes first."""
+        self._lane = lane
+
+    def fetch(self, home: StateBuffer) -> None:
+        """Start to copy a block's state to the device."""
+        if home.slot is None and home.layout.bytes and self.all:
+            self._fill((self._idle() or self.all)[0], home)
+
+    def fetch_early(self, homes: Sequence[StateBuffer]) -> bool:
+        """Start to copy the state of a block that is updated later, as far as slots are idle.
+
+        Return whether nothing was to be copied.
+        """
+        missing = [home for home in homes if home.slot is None and home.is_trained]
+        for home in homes:
+            if home.slot is not None:
+                home.slot.stepped = False
+        for home, slot in zip(missing, self._idle(), strict=False):
+            self._fill(slot, home)
+        return not missing
+
+    def forget(self, home: StateBuffer) -> None:
+        """Discard the copy of a state, which the host may then write."""
+        home.arrival.finish()
+        if home.slot is not None:
+            home.slot.home, home.slot = None, None
+
+    def _idle(self) -> list[StateSlot]:
+        return [slot for slot in self.all if slot.home is None or slot.stepped]
+
+    def _fill(self, slot: StateSlot, home: StateBuffer) -> None:
+        self.all.remove(slot)
+        self.all.append(slot)
+        if slot.home is not None:
+            slot.home.slot = None
+        slot.home, home.slot, slot.stepped = home, slot, False
+        target, source = slot.flat[: home.layout.bytes], home.flat
+        home.arrival = self._lane.submit(
+            f"fetch state of {home.name}", lambda: copy(target, source), (slot.free,)
+        )

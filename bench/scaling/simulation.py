@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -51,6 +51,10 @@ class Traced:
     ends: list[int]
     peaks: tuple[int, int]
     races: int
+
+
+class _EnoughError(Exception):
+    """Ends training before it computes a digest of all state, which would read it."""
 
 
 class _Told:
@@ -113,6 +117,8 @@ def train(
 
     def begun(model: Any, batch: Any) -> Any:
         begins.append(launches())
+        if len(begins) > STEPS:
+            raise _EnoughError
         return loss_fn(model, batch)
 
     given = {
@@ -141,7 +147,7 @@ def train(
                     config={
                         "run": {"progress": "quiet"},
                         "phases": {"warmup": {"steps": 0}},
-                        "train": {"device": "cuda", "check_finite": False, "steps": STEPS},
+                        "train": {"device": "cuda", "check_finite": False, "steps": STEPS + 1},
                         "plugins": {"layer-streaming": given},
                     },
                 )
@@ -152,9 +158,9 @@ def train(
         simulated_gpu.configure(capacity=cap)
         torch.cuda.reset_peak_memory_stats()
         before = launches()
-        with simulated_gpu.timeline() as operations:
+        with simulated_gpu.timeline() as operations, suppress(_EnoughError):
             trainer.fit([batch])  # code that observes steps would end the copies after each
-        ends = [one - before for one in (*begins[1:], launches())]
+        ends = [one - before for one in begins[1:]]
         peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
         shifted = [(one - before, other - before, what) for one, other, what in labels]
         found = Traced(operations, shifted, ends, peaks, len(simulated_gpu.races()))

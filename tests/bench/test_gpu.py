@@ -35,6 +35,7 @@ NOT_FOR_A_GPU = {
     "host_peak": "it counts bytes of RAM",
     "inside_trainers": "it trains on a CPU, beside another library's trainer",
     "largest": "it counts bytes of RAM",
+    "launches": "it counts on the simulated GPU, and times Python",
     "loading": "it reads files into RAM",
     "passes": "it times one thread of a CPU",
     "plan": "it compares bytes on a CPU, and on a simulated GPU",
@@ -42,6 +43,7 @@ NOT_FOR_A_GPU = {
     "reliability": "it damages files",
     "startup": "it imports, and makes one update of a small model",
     "streaming": "it uses a CPU as the device; scale.py is the bench for a GPU",
+    "timelines": "it runs on the simulated GPU",
     "verdict": "it trains on a CPU, to count updates",
     "wait_policy": "it is about the threads of a CPU",
 }
@@ -88,7 +90,7 @@ def test_every_model_is_a_configuration_of_the_scale_bench(bench: SimpleNamespac
 
 def test_every_bench_is_run_or_is_not_for_a_gpu(bench: SimpleNamespace) -> None:
     run = {Path(word).stem for step in bench.steps.STEPS for word in step.real if "bench/" in word}
-    folders = (BENCH, BENCH / "plugins", BENCH / "models", BENCH / "runs")
+    folders = (BENCH, BENCH / "plugins", BENCH / "models", BENCH / "runs", BENCH / "simulated")
     scripts = {path.stem for folder in folders for path in folder.glob("*.py")}
     assert scripts == run | set(NOT_FOR_A_GPU)
     assert not run & set(NOT_FOR_A_GPU)

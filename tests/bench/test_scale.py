@@ -148,3 +148,29 @@ def test_a_model_with_its_state_on_a_drive_is_simulated(tmp_path: Path) -> None:
         assert max(row["busy"].values()) <= row["seconds"]
         assert row["bound"] in table
     assert 4 == len(table.splitlines())
+
+
+def test_several_cards_are_planned_at_once(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from scaling import configurations, on_cards\n"
+        "configurations.SHAPES['124m'] = configurations.Shape(4, 1024, 8, 2816, 256)\n"
+        "path = Path(sys.argv[1])\n"
+        "sys.exit(on_cards.write('h200,t4', 'c1-*', path, None))\n"
+    )
+    path = tmp_path / "cards.json"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        cwd=BENCH,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    ((key, row),) = json.loads(path.read_text()).items()
+    assert key == "124m adamw"
+    assert row["cards"]["h200"]["tokens"] > row["cards"]["t4"]["tokens"]
+    for card in row["cards"].values():
+        assert max(card["busy"].values()) <= card["seconds"]
+    assert f"| C1 | 124m | adamw | ({row['device'] / 2**30:.1f}) " in done.stdout

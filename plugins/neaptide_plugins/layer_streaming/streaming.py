@@ -287,8 +287,10 @@ class Streaming:
             self.residency.close()
 
     def _leave(self) -> None:
-        for each in (*self._patches, *self._hooked.values(), *self._newest):
-            each.remove()
+        for patch in self._patches:
+            patch.remove()
+        for handle in (*self._hooked.values(), *self._newest):
+            handle.remove()
         self._patches = []
         self._hooked.clear()
         self._newest = []

@@ -16,6 +16,7 @@ from neaptide_toolkit.offload.disk import copy
 from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
 from .kernel_step import left_by_kernels
+from .members import members
 from .state_slots import StateBuffer, StateSlots
 from .stepping import LO, Item, state_layout, step_away
 
@@ -173,9 +174,8 @@ class Updates:
             views = home.layout.views((home.slot or self._slots.all[0]).flat)
             for (parameter, name), view in zip(home.keys, views, strict=True):
                 on_device.setdefault(parameter, {})[name] = view
-        known = {
-            id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]
-        }
+        found = members(self._optimizer, block.parameters).values()
+        known = {id(parameter) for own in found for parameter in own}
         for place, (parameter, gradient) in enumerate(
             zip(block.parameters, gradients, strict=True)
         ):

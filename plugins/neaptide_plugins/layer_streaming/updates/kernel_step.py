@@ -14,6 +14,7 @@ from torch import optim
 
 from neaptide_kernels.adamw_split import adamw_split_step, has_kernel, runs_by_kernel
 
+from .members import members
 from .stepping import LO, Item, adopt_lo, settled, working
 
 if TYPE_CHECKING:
@@ -34,18 +35,19 @@ def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[I
     if type(optimizer) is not optim.AdamW or not has_kernel():
         return list(items)
     left: list[Item] = []
-    for group in optimizer.param_groups:
-        members = {id(parameter) for parameter in group["params"]}
+    known: set[int] = set()
+    for number, found in members(optimizer, [item.parameter for item in items]).items():
+        group, own = optimizer.param_groups[number], set(map(id, found))
+        known |= own
         by_count: dict[float, list[Item]] = {}
         for item in items:
-            if id(item.parameter) in members:
+            if id(item.parameter) in own:
                 by_count.setdefault(_count(optimizer, item), []).append(item)
         for count, alike in by_count.items():
             fits = [item for item in alike if _plain(group) and item.lo is not None]
             if not _taken(optimizer, group, count, fits):
                 fits = []
             left += [item for item in alike if item not in fits]
-    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return left + [item for item in items if id(item.parameter) not in known]
 
 

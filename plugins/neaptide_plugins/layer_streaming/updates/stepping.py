@@ -23,6 +23,7 @@ from neaptide_toolkit.optim.rounding import NARROW
 from neaptide_toolkit.optimizer_hooks import no_hooks_of_all, plain_step
 from neaptide_toolkit.tensors import laid_out_as
 
+from .members import members
 from .step_hooks import hooks_of_twin
 
 if TYPE_CHECKING:
@@ -169,9 +170,10 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     """
     state: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
     proxies = {id(item.parameter): _proxy(item, optimizer.state) for item in items}
+    found = members(optimizer, [item.parameter for item in items])
     groups = [
-        {**group, "params": [proxies[id(p)] for p in group["params"] if id(p) in proxies]}
-        for group in optimizer.param_groups
+        {**group, "params": [proxies[id(one)] for one in found.get(number, ())]}
+        for number, group in enumerate(optimizer.param_groups)
     ]
     if not len(items) == len(proxies) == sum(len(group["params"]) for group in groups):
         message = "a parameter is twice in a step, or in none of the optimizer's groups"

@@ -13,7 +13,7 @@ from neaptide_toolkit.forecasting.forecaster import INPUTS, Forecaster
 from neaptide_toolkit.forecasting.networks import AdamW, drawn, moments, standard
 from neaptide_toolkit.forecasting.trust import Trust
 
-from .config import DynamicsRssmConfig
+from .config import AT_ONCE, DynamicsRssmConfig
 from .models import Models, RssmWeights, drawn_weights
 from .states import Compressed, StepMemory
 from .training import RolloutBatch, gradients
@@ -44,6 +44,8 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
     """float32 `[inputs]`, from the last fit: factors of centred inputs."""
     samples: int = attrs.field(init=False, default=0)
     """Number of samples so far."""
+    fitted: int = attrs.field(init=False, default=0)
+    """Number of samples at the last fit."""
     answers: list[list[float]] = attrs.field(init=False)
     """What the members answered at the last step, by horizon."""
     last: tuple[int, float] = attrs.field(init=False, default=(-1, 0.0))
@@ -78,8 +80,10 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
     def _fit(self) -> None:
         memory, config = self.memory, self.config
         rows = memory.learnable(config.span)
-        if not len(rows):
+        # So many questions cost no more gradient steps than none.
+        if not len(rows) or self.samples < self.fitted + AT_ONCE:
             return
+        self.fitted = self.samples
         self.centre, self.scale = moments(memory.seen[: min(memory.count, memory.size)])
         seen = standard(memory.seen, self.centre, self.scale)
         member = torch.arange(config.members, device="cpu")[:, None]
@@ -185,6 +189,7 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
         """Return the state, without the configuration."""
         return super().state_dict() | {
             "samples": self.samples,
+            "fitted": self.fitted,
             "answers": [list(row) for row in self.answers],
             "last": list(self.last),
             "trusts": [attrs.asdict(trust) for trust in self.trusts],
@@ -197,7 +202,8 @@ class RssmForecaster(Forecaster[DynamicsRssmConfig]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
-        self.samples, self.answers = state["samples"], [list(row) for row in state["answers"]]
+        self.samples, self.fitted = state["samples"], state["fitted"]
+        self.answers = [list(row) for row in state["answers"]]
         update, learned = state["last"]
         self.last = update, learned
         self.trusts = [Trust(**saved) for saved in state["trusts"]]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neaptide_plugins.dynamics_rssm.config import DynamicsRssmConfig
+from neaptide_plugins.dynamics_rssm.config import AT_ONCE, DynamicsRssmConfig
 from neaptide_plugins.dynamics_rssm.forecaster import RssmForecaster
 from neaptide_plugins.dynamics_rssm.models import (
     ACTIONS,
@@ -148,6 +148,14 @@ def test_a_question_changes_nothing() -> None:
     one, two = asked.state_dict(), other.state_dict()
     assert one["trusts"] == two["trusts"]
     torch.testing.assert_close(one["memory"], two["memory"], rtol=0, atol=0, equal_nan=True)
+
+
+def test_questions_cost_no_gradient_steps() -> None:
+    asked = fed([])
+    for each in course(330):
+        asked.take(each)
+        asked.forecast(40)
+    assert 0 < asked.optimizer.steps <= 330 // QUICK.every // AT_ONCE
 
 
 def test_what_it_holds_does_not_grow_with_the_run() -> None:

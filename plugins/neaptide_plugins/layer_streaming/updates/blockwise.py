@@ -12,7 +12,6 @@ import torch
 
 from neaptide_kernels.state_codes.optimizer import CodedOptimizer
 from neaptide_toolkit.offload import BufferLayout, Lane, computed
-from neaptide_toolkit.offload.disk import copy
 from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
 
 from .kernel_step import left_by_kernels
@@ -73,7 +72,7 @@ class Updates:
         slots = 0 if homes.are_on_the_device else slots
         # A fetch of state comes after a fetch of weights, which waited for kernels that may still
         # use the memory that the allocator has returned.
-        self._slots = StateSlots([homes.on_device(size) for _ in range(slots)], inwards)
+        self._slots = StateSlots([homes.on_device(size) for _ in range(slots)], inwards, outwards)
         self.adopt()
 
     def buffers(self) -> list[torch.Tensor]:
@@ -186,18 +185,13 @@ class Updates:
                 yield Item(parameter, weight, gradient, state, state.get(LO), shown)
 
     def _write_back(self, block: Block, home: StateBuffer) -> None:
-        residency, slot = self._residency, home.slot
         assert block.slot is not None, "a block that was updated is on the device"
         # The weights leave first: their slot is needed before that of the state.
-        name, done = block.name, (computed(self._device),)
-        ticket = left = self._outwards.submit(f"write back {name}", block.leaving(block.slot), done)
-        if slot is not None:
-            source = slot.flat[: home.layout.bytes]
-            left = self._outwards.submit(
-                f"write back state of {name}", lambda: copy(home.flat, source), done
-            )
-            slot.free, slot.stepped = left, True
-        residency.leaving(block, ticket, left)
+        done, leave = computed(self._device), block.leaving(block.slot)
+        ticket = left = self._outwards.submit(f"write back {block.name}", leave, (done,))
+        if home.slot is not None:
+            left = self._slots.leave(home, done)
+        self._residency.leaving(block, ticket, left)
 
     def _forget(self, block: Block, home: StateBuffer) -> None:
         """Discard the state's copy on the device; the host may then write the buffer."""

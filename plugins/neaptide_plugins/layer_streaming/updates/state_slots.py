@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
 from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket
-from neaptide_toolkit.offload.disk import copy
+from neaptide_toolkit.offload.disk import copy, region_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
     from torch import nn
+
+
+PIECE = 256 << 20
+"""Bytes of a copy: a copy takes some milliseconds, so its start costs nothing beside it."""
 
 
 @attrs.define(eq=False)
@@ -40,8 +45,8 @@ class StateSlot:
     """A buffer on the device for one block's state."""
 
     flat: torch.Tensor
-    free: Ticket = DONE
-    """Ticket of the last copy from the slot to the host."""
+    free: list[Ticket] = attrs.field(factory=list)
+    """Tickets of the last copies from the slot to the host, of one piece each."""
     home: StateBuffer | None = None
     stepped: bool = False
     """True if the state was updated and is on its way back: nobody waits for it here."""
@@ -52,13 +57,14 @@ class StateSlots:
 
     Args:
         buffers: the slots' memory; none if the device is the host.
-        lane: the lane (queue) of copies to the device.
+        inwards: the lane (queue) of copies to the device.
+        outwards: the lane of copies to the host.
     """
 
-    def __init__(self, buffers: Sequence[torch.Tensor], lane: Lane) -> None:
+    def __init__(self, buffers: Sequence[torch.Tensor], inwards: Lane, outwards: Lane) -> None:
         self.all = [StateSlot(flat) for flat in buffers]
         """The slot that was filled first comes first."""
-        self._lane = lane
+        self._inwards, self._outwards = inwards, outwards
 
     def fetch(self, home: StateBuffer) -> None:
         """Start to copy a block's state to the device."""
@@ -78,6 +84,21 @@ class StateSlots:
             self._fill(slot, home)
         return not missing
 
+    def leave(self, home: StateBuffer, done: Ticket) -> Ticket:
+        """Start to copy a block's new state to the host; return the ticket of the last copy.
+
+        In pieces, so that another state can follow into the slot behind this one.
+        """
+        slot = home.slot
+        assert slot is not None, "a block that was updated has a slot"
+        for place, (there, here) in enumerate(_pieces(slot, home)):
+            ticket = self._outwards.submit(
+                f"write back state of {home.name}", partial(copy, here, there), (done,)
+            )
+            slot.free[place : place + 1] = [ticket]
+        slot.stepped = True
+        return ticket
+
     def forget(self, home: StateBuffer) -> None:
         """Discard the copy of a state, which the host may then write."""
         home.arrival.finish()
@@ -93,7 +114,16 @@ class StateSlots:
         if slot.home is not None:
             slot.home.slot = None
         slot.home, home.slot, slot.stepped = home, slot, False
-        target, source = slot.flat[: home.layout.bytes], home.flat
-        home.arrival = self._lane.submit(
-            f"fetch state of {home.name}", lambda: copy(target, source), (slot.free,)
-        )
+        pieces = _pieces(slot, home)
+        for place, (there, here) in enumerate(pieces):
+            after = slot.free if len(pieces) == 1 else slot.free[place : place + 1]
+            home.arrival = self._inwards.submit(
+                f"fetch state of {home.name}", partial(copy, there, here), after
+            )
+
+
+def _pieces(slot: StateSlot, home: StateBuffer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the pieces of a state: in its slot, and on the host. A disk's is whole."""
+    size = PIECE if region_of(home.flat) is None else home.layout.bytes
+    there = slot.flat[: home.layout.bytes]
+    return list(zip(there.split(size), home.flat.split(size), strict=True))

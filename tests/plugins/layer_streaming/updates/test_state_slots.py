@@ -7,9 +7,10 @@ import torch
 from support import DEVICE
 from torch import nn
 
+from neaptide_plugins.layer_streaming.updates import state_slots
 from neaptide_plugins.layer_streaming.updates.state_slots import StateBuffer, StateSlots
 from neaptide_plugins.layer_streaming.weights.order import Order
-from neaptide_toolkit.offload import BufferLayout, lane_for
+from neaptide_toolkit.offload import BufferLayout, computed, lane_for
 
 
 def homes(count: int, *, trained: bool = True) -> list[StateBuffer]:
@@ -24,7 +25,7 @@ def homes(count: int, *, trained: bool = True) -> list[StateBuffer]:
 
 def slots_of(count: int, size: int) -> StateSlots:
     memory = [torch.zeros(size, dtype=torch.uint8).to(DEVICE) for _ in range(count)]
-    return StateSlots(memory, lane_for(DEVICE, "to device"))
+    return StateSlots(memory, lane_for(DEVICE, "to device"), lane_for(DEVICE, "to host"))
 
 
 def value(home: StateBuffer) -> int:
@@ -63,6 +64,21 @@ def test_state_that_was_updated_is_kept_if_its_block_is_the_next() -> None:
     assert slots.fetch_early([first])
     assert not slots.fetch_early([second])
     assert second.slot is None
+
+
+@pytest.mark.parametrize("piece", [4, 1 << 20])
+def test_another_state_follows_in_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_slots, "PIECE", piece)
+    first, second = homes(2)
+    slots = slots_of(1, first.layout.bytes)
+    slots.fetch(first)
+    first.arrival.wait()
+    assert first.slot is not None
+    first.slot.flat.fill_(7)
+    slots.leave(first, computed(DEVICE))
+    slots.fetch_early([second])
+    assert value(second) == 1
+    assert first.flat.tolist() == [7] * first.layout.bytes
 
 
 def test_no_state_of_a_frozen_block_is_fetched_early() -> None:

@@ -36,6 +36,8 @@ OFFLOAD, OFFLOAD_STATE, STREAMING = PACKAGES
 OF_THE_CPU = "of the lane that is a thread: a device uses it for a disk; the tests of lanes tell it"
 OF_FILES = "of threads that read a file into RAM: the tests of mapped tensors tell it"
 BY_CTYPES = "it orders a read by ctypes, which the device does not see"
+NEAR = "it orders nothing: the host is not far ahead of the device, which keeps memory small"
+LAST_TWO = "the computation waited for inputs that came back; the host for most that were left over"
 EXCEPTIONS = {
     (f"{OFFLOAD}.host_lanes", "wait", "self.finish()"): OF_THE_CPU,
     (f"{OFFLOAD}.host_lanes", "run", "ticket.finish()"): OF_THE_CPU,
@@ -57,11 +59,11 @@ EXCEPTIONS = {
         "finish",
         "self.arguments.settle()",
     ): "no wait: it drops references",
-    (
-        f"{STREAMING}.calls.inputs",
-        "_keep_near",
-        "self._under_way.popleft().finish()",
-    ): "it orders nothing: the host is not far ahead, which keeps memory small",
+    (f"{STREAMING}.calls.inputs", "_keep_near", ".finish()"): NEAR,
+    (f"{STREAMING}.calls.inputs", "_keep_near", "ticket"): NEAR,
+    (f"{STREAMING}.calls.inputs", "_keep_near", "self._under_way.popleft().finish()"): NEAR,
+    (f"{STREAMING}.calls.inputs", "_fetch", "waiting.host.read = its ticket"): LAST_TWO,
+    (f"{STREAMING}.calls.inputs", "_moved", "the ticket buffer.read"): LAST_TWO,
     (f"{STREAMING}.weights.touched", "look", "block.settle()"): BY_CTYPES,
 }
 """What is found and needs not be told, by module and function, and why."""

@@ -113,8 +113,8 @@ class Inputs:
 
         self._outwards.hold(source)
         left = self._outwards.submit("inputs leave", copy, (computed(self._device), buffer.read))
-        self._keep_near(left)
         waiting = Waiting(buffer, like, left)
+        self._keep_near(waiting.left)
         weakref.finalize(waiting, self._returned, buffer)
         if not kept.copied:
             self._known[tensor] = (version, waiting)
@@ -137,7 +137,7 @@ class Inputs:
         after = (computed(self._device), waiting.left)
         ticket = self._inwards.submit("inputs return", copy, after)
         waiting.arrival = waiting.host.read = ticket
-        self._keep_near(ticket)
+        self._keep_near(waiting.arrival)
         waiting.device = device
 
     def _keep_near(self, ticket: Ticket) -> None:

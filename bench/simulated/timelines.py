@@ -125,7 +125,9 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 def _charts(rows: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
-    for name, row in rows.items():
+    named = [f"{name} {which}" for name in cases() for which in ("before", "after")]
+    for name in (one for one in named if one in rows):
+        row = rows[name]
         lines += ["", f"{name}, {row['seconds']:.2f} s, simulated:", "", "```text"]
         for engine, chart in row["chart"].items():
             lines.append(f"{engine.replace('_', ' '):<10}{chart} {row['busy'][engine]:.2f} s")

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
+import torch
 
 from neaptide_toolkit.offload import DONE, BufferLayout, Lane, Ticket
 from neaptide_toolkit.offload.disk import copy, region_of
@@ -13,7 +14,6 @@ from neaptide_toolkit.offload.disk import copy, region_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import nn
 
 
@@ -126,4 +126,4 @@ def _pieces(slot: StateSlot, home: StateBuffer) -> list[tuple[torch.Tensor, torc
     """Return the pieces of a state: in its slot, and on the host. A disk's is whole."""
     size = PIECE if region_of(home.flat) is None else home.layout.bytes
     there = slot.flat[: home.layout.bytes]
-    return list(zip(there.split(size), home.flat.split(size), strict=True))
+    return list(zip(torch.split(there, size), torch.split(home.flat, size), strict=True))

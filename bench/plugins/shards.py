@@ -1,12 +1,12 @@
 """Measure the memory of a process with `sharding`, and the time that it adds to plain FSDP2.
 
-    python bench/plugins/shards.py [--json PATH] [--processes N] [--layers N] [--width N]
-                                   [--rounds N] [--steps N] [--rows N]
+    python bench/plugins/shards.py [--json PATH] [--only memory|time] [--processes N]
+                                   [--layers N] [--width N] [--rounds N] [--steps N] [--rows N]
 
 Memory: a byte-gpt trains with AdamW in one process, and in `--processes` for each stage. Before the
 optimizer's step of the third update, each process counts the bytes of all its tensors: weights,
 gradients and state. The table has the largest process, beside the whole of one process, and the
-growth of its resident memory since it had no model.
+growth of its resident memory since it had no model, without what the allocator keeps.
 
 Time: two processes of one thread train the same model in stage 3, and by a loop of plain torch with
 `fully_shard`, in turns within the same processes. A figure is the median, over the rounds, of the
@@ -16,6 +16,7 @@ ratio of the times, with quartiles. Both make the same computation: their losses
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -89,6 +90,7 @@ def memory(given: argparse.Namespace) -> dict[str, int]:
 
         def count(*_: Any) -> None:
             gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
             counted.append((process.memory_info().rss, tensor_bytes()))
 
         trainer.store.optimizer.register_step_pre_hook(count)
@@ -196,25 +198,28 @@ def main() -> None:
     for name, default in (("layers", 8), ("width", 512), ("rows", 8), ("rounds", 10), ("steps", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--only", choices=("memory", "time"))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--stage", type=json.loads, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
         worker(given)
         return
-    (one,) = measured(given, "memory", 1, "replicate")
-    rows = []
-    for stage in STAGES:
-        every = measured(given, "memory", given.processes, stage)
-        row: dict[str, Any] = {"stage": stage, "processes": given.processes}
-        for kind, whole in one.items():
-            row[kind] = max(each[kind] for each in every)
-            row[f"{kind}_share"] = row[kind] / whole
-        rows.append(row)
-        print(f"stage {stage}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
-    times = measured(given, "speed", 2, 3)[0]
-    print(f"time: {', '.join(f'{key} {value}' for key, value in times.items())}")
-    report = {"facts": facts(), "alone": one, "memory": rows, "time": times}
+    report: dict[str, Any] = {"facts": facts()}
+    if given.only != "time":
+        (report["alone"],) = measured(given, "memory", 1, "replicate")
+        report["memory"] = []
+        for stage in STAGES:
+            every = measured(given, "memory", given.processes, stage)
+            row: dict[str, Any] = {"stage": stage, "processes": given.processes}
+            for kind, whole in report["alone"].items():
+                row[kind] = max(each[kind] for each in every)
+                row[f"{kind}_share"] = row[kind] / whole
+            report["memory"].append(row)
+            print(", ".join(f"{key} {value}" for key, value in row.items()))
+    if given.only != "memory":
+        report["time"] = measured(given, "time", 2, 3)[0]
+        print(", ".join(f"{key} {value}" for key, value in report["time"].items()))
     Path(given.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -65,12 +66,12 @@ class Lora(Plugin[LoraSettings]):
     def on_run_start(self, run: Run, store: ParameterStore) -> None:
         """Log how much trains."""
         self._begun, self._store = True, store
-        added = self._adapters
+        sizes = [(math.prod(span.shape), span.trainable) for span in store.spans()]
         run.log.info(
             "lora.started",
-            trained=sum(one.numel() for one in added.parameters),
-            of=sum(one.numel() for one in added.model.parameters()),
-            held=added.held,
+            trained=sum(size for size, trains in sizes if trains),
+            of=sum(size for size, _ in sizes),
+            held=self._adapters.held,
         )
 
     @hookimpl

@@ -66,6 +66,9 @@ def _undivided(model: nn.Module, stage: Stage) -> Iterator[str]:
             yield f"the weight {name!r} is not contiguous, which torch's fully_shard needs"
     if stage == 1:
         return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            yield f"{name!r} changes its weight in a forward (max_norm), which would be lost"
     for unit, weights in _owners(model):
         name = unit or "the model"
         if len({weight.dtype for weight in weights if weight.requires_grad}) > 1:

@@ -48,6 +48,8 @@ class Scaled(nn.Module):
             self.head.weight = self.blocks[0].weight
         elif case == "dtypes":
             self.blocks[0].bias = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+        elif case == "max_norm":
+            self.blocks.append(nn.Embedding(4, 4, max_norm=1.0))
         elif case == "transposed":
             self.blocks[0].weight = nn.Parameter(torch.zeros(4, 4).t()[:, ::2])
 
@@ -72,6 +74,7 @@ class ByElement(Whole):
         ("outside", 2, "'head' shares|'the model' shares a weight with 'blocks.0'"),
         ("dtypes", 3, "'blocks.0' has weights of several dtypes"),
         ("transposed", 3, "the weight 'blocks.0.weight' is not contiguous"),
+        ("max_norm", 3, "'blocks.2' changes its weight in a forward"),
         ("", 3, ""),
         ("shared", 1, ""),
         ("dtypes", 1, ""),

@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
     "beyond_ram": "it limits the RAM of a CPU, which is the device",
-    "block_time": "it times one thread of a CPU",
     "checkpoints": "it writes and reads files of state in RAM",
     "data": "it reads and tokenizes files, and trains on a CPU beside it",
     "forecast": "it reads files of other runs",

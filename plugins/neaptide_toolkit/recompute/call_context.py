@@ -153,15 +153,15 @@ class CallContext:
     __repr__ = one_line
 
     @classmethod
-    def now(cls, buffers: BuffersBefore) -> CallContext:
-        """Record the current state."""
+    def now(cls, buffers: BuffersBefore, *, caches: bool | None = None) -> CallContext:
+        """Record the current state; `caches`, if given, instead of the present one."""
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
         autocast = tuple(
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in kinds
         )
-        caches = torch.is_autocast_cache_enabled()
+        caches = torch.is_autocast_cache_enabled() if caches is None else caches
         numbers = torch.get_rng_state(), _device_random()
         return cls(buffers, *numbers, autocast, caches, in_autocast())
 

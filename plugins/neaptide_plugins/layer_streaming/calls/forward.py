@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import saved_tensors_hooks
@@ -158,8 +157,8 @@ def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> N
 
 
 def _now(call: Call) -> _State:
-    context = CallContext.now(call.unit.buffers.before())
-    return attrs.evolve(context, caches=call.caches), UntrackedState.now(call.unit.block.module)
+    context = CallContext.now(call.unit.buffers.before(), caches=call.caches)
+    return context, UntrackedState.now(call.unit.block.module)
 
 
 def _note(call: Call, start: _State) -> None:

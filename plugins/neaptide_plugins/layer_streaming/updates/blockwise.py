@@ -118,6 +118,7 @@ class Updates:
         home = self._homes[block.index]
         home.arrival.wait()
         block.written.wait()  # the last write-back may still read the slots
+        self._slots.renew(home)
         items = list(self._items(block, home, gradients))
         for batch in _batches(items):
             left = left_by_kernels(self._optimizer, batch)

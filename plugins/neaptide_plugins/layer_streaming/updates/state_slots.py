@@ -33,6 +33,10 @@ class StateBuffer:
     shown: dict[nn.Parameter, dict[str, torch.Tensor]]
     slot: StateSlot | None = None
     arrival: Ticket = DONE
+    left: Ticket = DONE
+    """Ticket of the last copy to the host."""
+    version: int = 0
+    """The version of `flat` that the slot's copy was made of, or that was made of it."""
 
     @property
     def is_trained(self) -> bool:
@@ -91,13 +95,24 @@ class StateSlots:
         """
         slot = home.slot
         assert slot is not None, "a block that was updated has a slot"
-        for place, (there, here) in enumerate(_pieces(slot, home)):
-            ticket = self._outwards.submit(
-                f"write back state of {home.name}", partial(copy, here, there), (done,)
+        tickets = [
+            self._outwards.submit(
+                f"write back state of {home.name}", partial(_leave, home, here, there), (done,)
             )
-            slot.free[place : place + 1] = [ticket]
+            for there, here in _pieces(slot, home)
+        ]
+        home.left = tickets[-1]
+        count = -(-home.layout.bytes // PIECE)
+        slot.free[:count] = tickets if len(tickets) == count else tickets * count
         slot.stepped = True
-        return ticket
+        return home.left
+
+    def renew(self, home: StateBuffer) -> None:
+        """Copy a state to the device again if the host's was changed since it was copied."""
+        if home.slot is not None and home.flat._version != home.version:
+            self.forget(home)
+            self.fetch(home)
+            home.arrival.wait()
 
     def forget(self, home: StateBuffer) -> None:
         """Discard the copy of a state, which the host may then write."""
@@ -118,8 +133,21 @@ class StateSlots:
         for place, (there, here) in enumerate(pieces):
             after = slot.free if len(pieces) == 1 else slot.free[place : place + 1]
             home.arrival = self._inwards.submit(
-                f"fetch state of {home.name}", partial(copy, there, here), after
+                f"fetch state of {home.name}",
+                partial(_fetch, home, there, here, first=not place),
+                (*after, home.left),
             )
+
+
+def _fetch(home: StateBuffer, there: torch.Tensor, here: torch.Tensor, *, first: bool) -> None:
+    if first:
+        home.version = home.flat._version
+    copy(there, here)
+
+
+def _leave(home: StateBuffer, here: torch.Tensor, there: torch.Tensor) -> None:
+    copy(here, there)
+    home.version = home.flat._version
 
 
 def _pieces(slot: StateSlot, home: StateBuffer) -> list[tuple[torch.Tensor, torch.Tensor]]:

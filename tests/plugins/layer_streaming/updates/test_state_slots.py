@@ -110,3 +110,42 @@ def test_the_next_updates_are_told_at_the_turns_and_in_the_backward(
         order.note(use)  # type: ignore[arg-type]  # a kind is a str here
     assert order.updates(2) == expected
     assert order.updates(0) == []
+
+
+def test_a_state_that_the_host_has_changed_is_copied_again() -> None:
+    (home,) = homes(1)
+    slots = slots_of(1, home.layout.bytes)
+    slots.fetch(home)
+    first = home.arrival
+    slots.renew(home)
+    assert home.arrival is first
+    home.flat.add_(5)
+    slots.renew(home)
+    assert value(home) == 5
+
+
+def test_a_state_that_has_left_is_not_copied_again() -> None:
+    (home,) = homes(1)
+    slots = slots_of(1, home.layout.bytes)
+    slots.fetch(home)
+    first = home.arrival
+    first.wait()
+    assert home.slot is not None
+    home.slot.flat.fill_(7)
+    slots.leave(home, computed(DEVICE)).finish()
+    slots.renew(home)
+    assert home.arrival is first
+    assert (int(home.flat[0]), value(home)) == (7, 7)
+
+
+def test_pieces_wait_for_a_state_that_leaves_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    (home,) = homes(1)
+    slots = slots_of(1, home.layout.bytes)
+    slots.fetch(home)
+    home.arrival.wait()
+    with monkeypatch.context() as whole:
+        whole.setattr(state_slots, "region_of", lambda _: object())
+        whole.setattr(state_slots, "PIECE", 4)
+        ticket = slots.leave(home, computed(DEVICE))
+    assert home.slot is not None
+    assert [ticket] * -(-home.layout.bytes // 4) == home.slot.free

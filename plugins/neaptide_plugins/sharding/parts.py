@@ -62,7 +62,8 @@ def summed(loss: WeighedLoss, part: OwnPart) -> tuple[torch.Tensor, float, float
     if not loss.is_counted:
         Units().check(part.others, 0, 0, is_counted=False)
     total = loss.value if loss.is_sum else loss.value * loss.count
-    if not part.is_counted:
+    # The mean of no targets is NaN, as of labels that are all ignored: here it counts zero.
+    if not part.is_counted or not float(loss.count):
         return total * 0.0, 0.0, 0.0
     return total, float(total.detach()), float(loss.count)
 

@@ -22,6 +22,8 @@ from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
 from .reducing import (
     BUCKET,
+    WHOLE,
+    ChangedBuffers,
     Windows,
     add_up,
     checksum_of_all,
@@ -65,6 +67,7 @@ class Sharding(Plugin[ShardingConfig]):
     _run: Run = attrs.field(init=False)
     _store: ParameterStore = attrs.field(init=False)
     _windows: Windows | None = attrs.field(init=False, default=None)
+    _buffers: ChangedBuffers = attrs.field(init=False)
     _passes: int = attrs.field(init=False, default=0)
     """Forwards and backwards so far. The random numbers of each have a seed of their own."""
     _stop: StopRequest | None = attrs.field(init=False, default=None)
@@ -106,6 +109,8 @@ class Sharding(Plugin[ShardingConfig]):
             check_store(store, self._ranks.size, self.config.stage)
             if self.config.check_weights and self._shards is None:
                 self._windows = Windows(store)
+            self._buffers = ChangedBuffers(model)
+            self._buffers.checksum()
             run.stash.on_set(STOPPING, self._stop_together)
 
     @hookimpl
@@ -128,7 +133,7 @@ class Sharding(Plugin[ShardingConfig]):
             with self._own_numbers(group), self._gathering():
                 loss = following(batch=part.batch, phase=phase, moment=moment, **others)
             own, total, count = summed(loss, part)
-            seen = self._windows.checksum(self._passes) if self._windows else 0
+            seen = self._seen()
             stop = self._stop
             heard = (stop and stop.heard) or 0
             place = [_NUMBERS[phase.name], self._passes, checksum_of_batch(batch), seen]
@@ -137,7 +142,7 @@ class Sharding(Plugin[ShardingConfig]):
             group.require_equal("phases", [[*PHASES][int(number)] for number in phases])
             group.require_equal("numbers of passes", [*map(int, passes)])
             group.require_equal("batches (they must all read the same)", [*map(int, batches)])
-            group.require_equal("weights", [*map(int, bits)])
+            group.require_equal("weights, changed buffers or orders of blocks", [*map(int, bits)])
             if stop is not None:
                 stop.received = next((int(one) for one in signals if one), stop.received)
             return whole(loss, own, sums, counts)
@@ -215,6 +220,14 @@ class Sharding(Plugin[ShardingConfig]):
         """Tell the store how the run ends: it closes when the first process has saved all."""
         if self._divided is not None:
             self._divided.ended_by = error
+
+    def _seen(self) -> int:
+        """Return a checksum of what all processes must have seen alike in a forward."""
+        if self._shards is not None:
+            own = self._shards.order
+        else:
+            own = self._windows.checksum(self._passes) if self._windows else 0
+        return (own + 31 * self._buffers.checksum()) & WHOLE
 
     def _exchange(self, place: str, numbers: list[float]) -> list[list[float]]:
         group = self._divided.meetings if self._divided is not None else self._ranks

@@ -13,6 +13,8 @@ from neaptide.tensors import batch_tensors
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from torch import nn
+
     from neaptide.api.parameters import ParameterStore
     from neaptide.api.spans import Span
     from neaptide_toolkit.ranks.group import Ranks
@@ -22,7 +24,8 @@ BUCKET = 25 << 20
 _WINDOW = 1 << 18
 """Values of a weight, or of a tensor of a batch, that are compared in one step."""
 _HALVES = (torch.float16, torch.bfloat16)
-_WHOLE = (1 << 52) - 1
+WHOLE = (1 << 52) - 1
+"""The largest checksum; float64 keeps such numbers."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -59,7 +62,7 @@ def checksum_of_present(store: ParameterStore) -> int:
     """Return a checksum of which trainable spans have a gradient; the order counts."""
     total = 1
     for there in present(store).tolist():
-        total = (total * 31 + there + 1) & _WHOLE
+        total = (total * 31 + there + 1) & WHOLE
     return total
 
 
@@ -99,7 +102,7 @@ def checksum(tensor: torch.Tensor) -> int:
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     bits = flat.view(_BITS[flat.element_size()])
-    return int(bits.sum(dtype=torch.int64)) & _WHOLE
+    return int(bits.sum(dtype=torch.int64)) & WHOLE
 
 
 def checksum_of_batch(batch: Any) -> int:
@@ -107,7 +110,7 @@ def checksum_of_batch(batch: Any) -> int:
     total = 0
     for tensor in batch_tensors(batch):
         if tensor.layout is torch.strided and not tensor.is_quantized:
-            total = (total * 31 + checksum(tensor.reshape(-1)[:_WINDOW])) & _WHOLE
+            total = (total * 31 + checksum(tensor.reshape(-1)[:_WINDOW])) & WHOLE
     return total
 
 
@@ -129,12 +132,30 @@ class Windows:
             return checksum(weight.detach().reshape(-1)[start : start + _WINDOW])
 
 
+class ChangedBuffers:
+    """Notices which buffers a forward has changed: PyTorch counts the changes in place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def checksum(self) -> int:
+        """Return a checksum of the buffers that have changed since the last call; 0 for none."""
+        total = 0
+        for name, buffer in self._model.named_buffers():
+            now = id(buffer), buffer._version  # noqa: SLF001 - nothing else tells of changes
+            if self._known.get(name) != now:
+                self._known[name] = now
+                total = (total * 31 + checksum(buffer) + 1) & WHOLE
+        return total
+
+
 def checksum_of_all(store: ParameterStore) -> int:
     """Return a checksum of all weights; the order counts."""
     total = 0
     for span in store.spans():
         with store.loan(span, "read") as weight:
-            total = (total * 31 + checksum(weight)) & _WHOLE
+            total = (total * 31 + checksum(weight)) & WHOLE
     return total
 
 
@@ -142,5 +163,5 @@ def checksum_of_tensors(tensors: Iterable[torch.Tensor]) -> int:
     """Return a checksum of weights or buffers; the order counts."""
     total = 0
     for tensor in tensors:
-        total = (total * 31 + checksum(tensor)) & _WHOLE
+        total = (total * 31 + checksum(tensor)) & WHOLE
     return total

@@ -44,6 +44,12 @@ def check_stage(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, st
         for name, why in REFUSED_BY_SHARDS.items()
         if name in run.config.plugins and stage != 1
     ]
+    interval = getattr(run.config.plugins.get("activation-checkpointing"), "interval", 1)
+    if interval > 1 and stage == 3:  # noqa: PLR2004 - the stage that frees a block after its forward
+        problems.append(
+            f"activation-checkpointing computes {interval} blocks again at once, which stage = 3 "
+            f"has not gathered; set interval = 1 @ plugins.activation-checkpointing.interval"
+        )
     kind = type(optimizer)
     if kind not in _BY_ELEMENT and not vars(kind).get("elementwise", False):
         problems.append(
@@ -103,6 +109,14 @@ def _shared(model: nn.Module) -> Iterator[str]:
 
 def check_store(store: ParameterStore, size: int, stage: Stage) -> None:
     """Raise ConfigError if the store of the run does not do what `size` processes need."""
+    known = {id(parameter) for parameter in store.parameters.values()}
+    trained = [one for group in store.optimizer.param_groups for one in group["params"]]
+    if strangers := [one for one in trained if id(one) not in known]:
+        msg = (
+            f"the optimizer has a parameter of shape {list(strangers[0].shape)} that is not in the "
+            f"model, so {size} processes would train it apart; make it a part of the model"
+        )
+        raise ConfigError(msg)
     if not store.stores_gradients:
         msg = (
             f"a plugin updates weights inside the backward, before the gradients of {size} "
@@ -132,12 +146,24 @@ def check(run: Run, model: nn.Module, size: int) -> None:
     mixing = next((name for name, one in model.named_modules() if _mixes(one)), None)
     if mixing is not None:
         problems.append(
-            f"{mixing!r} is a BatchNorm, which would normalize by the samples of one process; use "
-            f"GroupNorm or LayerNorm @ model.name"
+            f"{mixing!r} is a BatchNorm, or keeps running statistics, of the samples of one "
+            f"process; use GroupNorm or LayerNorm @ model.name"
+        )
+    hooked = next((name for name, one in model.named_parameters() if _has_hooks(one)), None)
+    if hooked is not None:
+        problems.append(
+            f"the weight {hooked!r} has a gradient hook, which would see the gradient of one "
+            f"process's samples; change gradients at the update @ plugins.sharding"
         )
     if problems:
         raise ConfigError(*problems)
 
 
 def _mixes(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - the base of all of them
+    kinds = nn.modules.batchnorm
+    keeps = isinstance(module, kinds._NormBase) and module.track_running_stats  # noqa: SLF001 - as below
+    return keeps or isinstance(module, kinds._BatchNorm)  # noqa: SLF001 - the base of all of them
+
+
+def _has_hooks(parameter: torch.Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)  # noqa: SLF001 - nothing else tells of them

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.spans import Mode, Span, TensorOf
+from neaptide.errors import ModelError
 from neaptide.norms import norm_of
 
 from .fully_sharded import fully_sharded, reshard
 from .leaving import leave_together
 from .meetings import LoanRequest, Meetings
+from .reducing import WHOLE, checksum
 from .rows import RowShare, gathered
 from .state_parts import StateParts
 
@@ -35,6 +38,8 @@ class ShardStore(ParameterStore):
 
     Attributes:
         meetings: the exchanges of the processes. Each must be able to send rows.
+        order: a checksum of the units that have run in the present forward. What is gathered for
+            one process is taken for the unit whose turn it is in another.
         ended_by: the error that ends the run, if there is one; set before `close`.
     """
 
@@ -55,6 +60,10 @@ class ShardStore(ParameterStore):
         self._numbers = {name: number for number, name in enumerate(self.parameters)}
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
+        self._trained = {name: one.requires_grad for name, one in self.parameters.items()}
+        self.order = 0
+        for number, unit in enumerate(cast("list[nn.Module]", self._units)):
+            unit.register_forward_pre_hook(partial(self._entered, number))
         self.meetings = Meetings(ranks, self._hand_out)
         self.ended_by: BaseException | None = None
 
@@ -70,8 +79,27 @@ class ShardStore(ParameterStore):
         return self._spans[1]
 
     def reshard(self) -> None:
-        """Free the gathered weights, so that the next forward gathers the present ones."""
+        """Free the gathered weights, so that the next forward gathers the present ones.
+
+        Raises:
+            ModelError: the weights that the optimizer updates are no longer those of the model.
+        """
+        for name, parameter in self.parameters.items():
+            shard = self._shards[name]
+            if parameter.data_ptr() != _local(shard).data_ptr():
+                msg = (
+                    f"the weight {name!r} was given other memory (by `.data = ...`?), which is not "
+                    f"the model's any more; change it in place"
+                )
+                raise ModelError(msg)
+            if parameter.requires_grad != self._trained[name]:  # by a reference of before
+                self._trained[name] = parameter.requires_grad
+                shard.requires_grad_(parameter.requires_grad)
         reshard(self._units)
+        self.order = 0
+
+    def _entered(self, number: int, *_: Any) -> None:
+        self.order = (self.order * 31 + number + 1) & WHOLE
 
     @contextmanager
     def lend(
@@ -93,6 +121,8 @@ class ShardStore(ParameterStore):
         lent = lent if on is None else lent.to(on)
         yield lent
         if mode == "write":
+            found = self.meetings.exchange("written", [checksum(lent)])
+            self._ranks.require_equal(f"values for {span.name!r}", [int(one) for (one,) in found])
             self._own(span.name, of).copy_(self._rows[span.name].own(lent))
             self._norm = None
 

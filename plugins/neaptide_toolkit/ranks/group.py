@@ -28,7 +28,7 @@ _NUMBERS = 8
 _APART = "are at different places of the run"
 PLACES = (
     *("start", "train", "probe", "evaluate", "update", "jump"),
-    *("forward", "backward", "loan", "norm", "end"),
+    *("forward", "backward", "loan", "written", "norm", "end"),
 )
 
 

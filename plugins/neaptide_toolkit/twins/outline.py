@@ -115,7 +115,8 @@ class Outline:
 
 
 def _outlined(module: nn.Module, placed: Mapping[int, Any]) -> nn.Module:
-    twins = {id(one): one.__class__.__new__(one.__class__) for one in module.modules()}
+    # A class may make something else of its instances, as torch's fully_shard does.
+    twins = {id(one): object.__new__(one.__class__) for one in module.modules()}
     for one in module.modules():
         own = {name: _opened(value) for name, value in vars(one).items()}
         own["_modules"] = {

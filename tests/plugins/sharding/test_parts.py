@@ -89,3 +89,27 @@ def test_a_mean_whose_weight_is_unknown_is_refused() -> None:
 def test_a_batch_without_samples_is_refused(batch: Any) -> None:
     with pytest.raises(DataError, match="to divide among 2 processes"):
         part_of(batch, 0, 2)
+
+
+def test_a_part_without_targets_counts_zero() -> None:
+    """A mean over ignored labels only is NaN."""
+    weight = torch.ones(3, 2, requires_grad=True)
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0]])
+    labels = torch.tensor([1, -100])
+
+    def mean(part: Any) -> Loss:
+        counted = int((part["y"] != -100).sum())
+        value = torch.nn.functional.cross_entropy(part["x"] @ weight.t(), part["y"])
+        return Loss(value * counted, counted)
+
+    totals, counts = [], []
+    for rank in range(2):
+        part = part_of({"x": x, "y": labels}, rank, 2)
+        own, total, count = summed(weigh(mean(part.batch), part.batch), part)
+        totals.append(total)
+        counts.append(count)
+        own.backward()
+    assert [1.0, 0.0] == counts
+    assert totals[1] == 0.0
+    assert weight.grad is not None
+    assert bool(torch.isfinite(weight.grad).all())

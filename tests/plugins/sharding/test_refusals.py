@@ -110,3 +110,32 @@ def test_an_optimizer_must_say_that_it_updates_each_value_by_itself(
             return
         with pytest.raises(ConfigError, match="Whole may update a weight as a whole"):
             check_stage(run, model, optimizer, 1)
+
+
+@pytest.mark.parametrize(("interval", "stage"), [(1, 3), (2, 2), (2, 3)])
+def test_blocks_that_are_computed_again_together_are_not_for_stage_3(
+    interval: int, stage: Stage
+) -> None:
+    model = Scaled("").to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = {"plugins": {"activation-checkpointing": {"interval": interval}}}
+    with HybridTrainer(
+        model, optimizer, loss_fn=lambda net, batch: net(batch), config=config
+    ) as trainer:
+        run = trainer._session.run
+        if (interval, stage) != (2, 3):
+            check_stage(run, model, optimizer, stage)
+            return
+        with pytest.raises(ConfigError, match="computes 2 blocks again at once"):
+            check_stage(run, model, optimizer, stage)
+
+
+def test_statistics_of_one_processs_samples_are_refused() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True))
+    model = model.to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters())
+    with (
+        HybridTrainer(model, optimizer, loss_fn=lambda net, batch: net(batch).mean()) as trainer,
+        pytest.raises(ConfigError, match="'1' is a BatchNorm, or keeps running statistics"),
+    ):
+        check(trainer._session.run, model, 2)

@@ -37,11 +37,14 @@ OF_THE_CPU = "of the lane that is a thread: a device uses it for a disk; the tes
 OF_FILES = "of threads that read a file into RAM: the tests of mapped tensors tell it"
 BY_CTYPES = "it orders a read by ctypes, which the device does not see"
 NEAR = "it orders nothing: the host is not far ahead of the device, which keeps memory small"
+BEHIND = "the weights leave first, in the same queue and behind the same work"
+BY_HAND = "only after a change of state by hand, or of states in several pieces: in no scenario"
 LAST_TWO = "the computation waited for inputs that came back; the host for most that were left over"
 EXCEPTIONS = {
     (f"{OFFLOAD}.host_lanes", "wait", "self.finish()"): OF_THE_CPU,
     (f"{OFFLOAD}.host_lanes", "run", "ticket.finish()"): OF_THE_CPU,
     (f"{OFFLOAD}.host_lanes", "close", "self._last.finish()"): OF_THE_CPU,
+    (f"{OFFLOAD}.host_lanes", "close", "self._failed.finish()"): OF_THE_CPU,
     (f"{OFFLOAD}.host_lanes", "submit", "ticket.finish()"): OF_THE_CPU,
     (f"{OFFLOAD}.disk.mapped_tensors", "__exit__", "self.finish()"): OF_FILES,
     (f"{OFFLOAD}.disk.mapped_tensors", "own", "self.finish()"): OF_FILES,
@@ -64,6 +67,9 @@ EXCEPTIONS = {
     (f"{STREAMING}.calls.inputs", "_keep_near", "self._under_way.popleft().finish()"): NEAR,
     (f"{STREAMING}.calls.inputs", "_fetch", "waiting.host.read = its ticket"): LAST_TWO,
     (f"{STREAMING}.calls.inputs", "_moved", "the ticket buffer.read"): LAST_TWO,
+    (f"{STREAMING}.updates.state_slots", "leave", "the ticket done"): BEHIND,
+    (f"{STREAMING}.updates.state_slots", "renew", "home.arrival.wait()"): BY_HAND,
+    (f"{STREAMING}.updates.state_slots", "_fill", "the ticket home.left"): BY_HAND,
     (f"{STREAMING}.weights.touched", "look", "block.settle()"): BY_CTYPES,
 }
 """What is found and needs not be told, by module and function, and why."""

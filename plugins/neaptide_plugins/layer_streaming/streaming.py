@@ -264,12 +264,10 @@ class Streaming:
 
     def settle(self) -> None:
         """Wait until weights and state on the host are up to date."""
-        for block in self.blocks:
-            block.written.finish()
         if self.residency.fresh():
             self.residency.renew(self.blocks)
         if self.updates is not None:
-            self.updates.forget()  # the host may change it next
+            self.updates.forget()  # it waits for all copies; the host may change the state next
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the slots, the staging buffers and the gradient buffers, on device and host."""

@@ -3,66 +3,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support import CYCLE, same_tensors, tensors_of, tiny_trainer
+from corrected_forecasts import (
+    bytes_in_ledger,
+    require_no_change_alone,
+    require_resumed_alike,
+)
+from support import tiny_trainer
 
 from neaptide import ConfigError
 from neaptide_plugins.dynamics_mlp import SPEC
-from neaptide_toolkit.testing.tiny import STEADY_PREDICTOR
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
 
 QUICK: dict[str, Any] = {
     "horizons": [2, 4], "every": 1, "around": 0, "least": 3, "hidden": 4, "rounds": 2,
 }  # fmt: skip
 
 
-def trainer_of() -> Any:
-    phases = {**CYCLE, "predict": {**CYCLE["predict"], "max_horizon": 4, "confidence": 1e-9}}
-    whole = {"phases": phases, "plugins": {SPEC.name: QUICK}}
-    return tiny_trainer(whole, [SPEC, STEADY_PREDICTOR])
-
-
 @pytest.mark.parametrize("saved_after", [1, 20])
 def test_a_resumed_run_forecasts_the_same(tmp_path: Path, saved_after: int) -> None:
-    trainer, batches = trainer_of()
-    with trainer:
-        for batch in batches[:saved_after]:
-            trainer.step(batch)
-        trainer.save(tmp_path / "saved")
-        rest = [trainer.step(batch) for batch in batches[saved_after:]]
-        whole = trainer.digest()
-    trainer, _ = trainer_of()
-    with trainer:
-        trainer.load(tmp_path / "saved")
-        again = [trainer.step(batch) for batch in batches[saved_after:]]
-        assert whole == trainer.digest()
-    confidences = [each.confidence for each in rest]
-    assert any(each is not None for each in confidences)
-    assert confidences == [each.confidence for each in again]
+    require_resumed_alike(SPEC, QUICK, tmp_path / "saved", saved_after)
 
 
 def test_without_a_predictor_it_changes_no_bit() -> None:
-    def weights(plugins: dict[str, Any]) -> dict[str, torch.Tensor]:
-        trainer, batches = tiny_trainer({"plugins": plugins})
-        with trainer:
-            for batch in batches:
-                trainer.step(batch)
-            return tensors_of(trainer.model)
-
-    assert same_tensors(weights({}), weights({SPEC.name: QUICK}))
+    require_no_change_alone(SPEC, QUICK)
 
 
 def test_what_it_holds_is_in_the_ledger() -> None:
-    trainer, _ = tiny_trainer({"plugins": {SPEC.name: {}}})
-    with trainer:
-        entries = trainer.estimate_memory("full").entries
-        (held,) = (entry for entry in entries if entry.owner == SPEC.name)
-        forecaster = trainer.hooks.plugins[SPEC.name]._forecaster
-        assert ("host", forecaster.bytes) == (held.tier, held.bytes)
-    assert 1024 * 72 * 4 < held.bytes < 1_000_000
+    assert 1024 * 72 * 4 < bytes_in_ledger(SPEC) < 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from .registry import Provider
-from .support import no_triton
+from .support import installed, no_triton
 
 if TYPE_CHECKING:
     import torch
@@ -20,13 +18,9 @@ _LLAMA, _GEMMA = 0, 1
 """Numbers of Liger's casting modes: round before the product with the weight, or after it."""
 
 
-@cache
 def liger_version() -> str | None:
     """Return the version of the installed Liger, or None."""
-    try:
-        return version("liger-kernel")
-    except PackageNotFoundError:
-        return None
+    return installed("liger-kernel")
 
 
 def _supports(query: Query) -> Support:

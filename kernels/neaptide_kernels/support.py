@@ -17,14 +17,18 @@ _LEAST_CAPABILITY = (8, 0)
 
 
 @cache
+def installed(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
 def triton_version() -> str | None:
     """Return the version of the installed Triton, or None."""
-    for distribution in ("triton", "pytorch-triton", "triton-windows"):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return None
+    found = map(installed, ("triton", "pytorch-triton", "triton-windows"))
+    return next(filter(None, found), None)
 
 
 def no_triton(query: Query) -> str:

@@ -6,8 +6,6 @@ others, and so are masks that are no rule of places.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,6 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from neaptide_kernels.registry import takes
+from neaptide_kernels.support import installed
 
 from .call import AttentionCall, AttentionGradient
 from .layout import as_output, like, packed
@@ -29,15 +28,6 @@ _OLDEST = (2, 7)
 _ITS_OWN = ("window", "softcap")
 """What flash-attn supports and torch's backends do not."""
 _LARGEST = 256
-
-
-@cache
-def installed(name: str) -> str | None:
-    """Return the version of an installed distribution, or None."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def by_flash_attn(query: Query) -> Support:

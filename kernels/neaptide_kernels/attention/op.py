@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define, takes
-from neaptide_kernels.support import triton_version
+from neaptide_kernels.support import installed, triton_version
 
 from . import chunked, libraries, reference, torch_backends, tuning
 from .call import AttentionCall, AttentionGradient, check, check_gradient
@@ -235,7 +235,7 @@ LIBRARIES = (
         libraries.flash_attn_backward,
         supports=libraries.by_flash_attn,
         priority=18,
-        version=f"{libraries.installed('flash-attn')}/1",
+        version=f"{installed('flash-attn')}/1",
     ),
     *_both(
         "xformers",
@@ -243,7 +243,7 @@ LIBRARIES = (
         libraries.xformers_backward,
         supports=libraries.by_xformers,
         priority=11,
-        version=f"{libraries.installed('xformers')}/1",
+        version=f"{installed('xformers')}/1",
     ),
 )
 for _provider in (*TORCH, *LIBRARIES):

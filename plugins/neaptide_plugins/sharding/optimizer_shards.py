@@ -18,11 +18,11 @@ from neaptide_toolkit.offload.resident_store import ResidentStore
 from .leaving import leave_together
 from .meetings import LoanRequest, Meetings
 from .reducing import buckets
-from .rows import RowShare
 from .state_parts import StateParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import _GeneratorContextManager
 
     from torch import nn
 
@@ -41,13 +41,8 @@ class OptimizerShards(ResidentStore):
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
         super().__init__(model, optimizer)
         self._ranks = ranks
-        self._rows = {
-            name: RowShare(tuple(one.shape), ranks.rank, ranks.size)
-            for name, one in self.parameters.items()
-        }
-        self._state = StateParts(optimizer, self.parameters, self._rows)
-        self._state.cut()
-        self._numbers = {name: number for number, name in enumerate(self.parameters)}
+        self._state = StateParts.of(optimizer, self.parameters, ranks)
+        self._rows = self._state.rows
         self.meetings = Meetings(ranks, self._hand_out)
         self.ended_by: BaseException | None = None
 
@@ -55,14 +50,11 @@ class OptimizerShards(ResidentStore):
         name = [*self.parameters][request.number]
         return self._state.hand_out(name, takers, self._ranks)
 
-    @contextmanager
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> _GeneratorContextManager[dict[str, Any]]:
         """Lend the optimizer's state of the whole parameter, gathered."""
-        number = self._numbers[span.name]
-        with self._state.lend(number, span, mode, on, self.meetings) as state:
-            yield state
+        return self._state.lend(span, mode, on, self.meetings)
 
     def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the state of whole parameters; keep the rows of this process."""

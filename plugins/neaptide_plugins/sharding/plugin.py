@@ -105,7 +105,8 @@ class Sharding(Plugin[ShardingConfig]):
         ranks.require_group(self._ranks)
         self._run, self._store, self._model = run, store, model
         if self._ranks is not None:
-            check(run, model, self._ranks.size)
+            if self._divided is None:  # else it was checked before it was divided
+                check(run, model, self._ranks.size)
             check_store(store, self._ranks.size, self.config.stage)
             if self.config.check_weights and self._shards is None:
                 self._windows = Windows(store)

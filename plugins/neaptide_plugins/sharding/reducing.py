@@ -143,7 +143,9 @@ class ChangedBuffers:
         """Return a checksum of the buffers that have changed since the last call; 0 for none."""
         total = 0
         for name, buffer in self._model.named_buffers():
-            now = id(buffer), buffer._version  # noqa: SLF001 - nothing else tells of changes
+            # A tensor of inference mode has no count, and nobody can change it in place.
+            changes = 0 if buffer.is_inference() else buffer._version  # noqa: SLF001 - the count
+            now = id(buffer), changes
             if self._known.get(name) != now:
                 self._known[name] = now
                 total = (total * 31 + checksum(buffer) + 1) & WHOLE

@@ -22,11 +22,12 @@ from .fully_sharded import fully_sharded, reshard
 from .leaving import leave_together
 from .meetings import LoanRequest, Meetings
 from .reducing import WHOLE, checksum
-from .rows import RowShare, gathered
+from .rows import gathered
 from .state_parts import StateParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -48,16 +49,11 @@ class ShardStore(ParameterStore):
     ) -> None:
         super().__init__(model, optimizer)
         self._ranks = ranks
-        self._rows = {
-            name: RowShare(tuple(one.shape), ranks.rank, ranks.size)
-            for name, one in self.parameters.items()
-        }
-        self._state = StateParts(optimizer, self.parameters, self._rows)
-        self._state.cut()
+        self._state = StateParts.of(optimizer, self.parameters, ranks)
+        self._rows = self._state.rows
         self._shards, self._units = fully_sharded(
             model, self.parameters, ranks.size, regather=regather
         )
-        self._numbers = {name: number for number, name in enumerate(self.parameters)}
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
         self._trained = {name: one.requires_grad for name, one in self.parameters.items()}
@@ -116,7 +112,7 @@ class ShardStore(ParameterStore):
                 raise KeyError(span.name)
             shard = self._shards[span.name]
             shard.grad = torch.zeros_like(shard)
-        request = LoanRequest(self._numbers[span.name], of, mode == "write")
+        request = LoanRequest(self._state.numbers[span.name], of, mode == "write")
         lent: torch.Tensor = self.meetings.borrow(request)
         lent = lent if on is None else lent.to(on)
         yield lent
@@ -126,14 +122,11 @@ class ShardStore(ParameterStore):
             self._own(span.name, of).copy_(self._rows[span.name].own(lent))
             self._norm = None
 
-    @contextmanager
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> AbstractContextManager[dict[str, Any]]:
         """Lend the optimizer's state of the whole parameter, gathered."""
-        number = self._numbers[span.name]
-        with self._state.lend(number, span, mode, on, self.meetings) as state:
-            yield state
+        return self._state.lend(span, mode, on, self.meetings)
 
     def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the state of whole parameters; keep the rows of this process."""

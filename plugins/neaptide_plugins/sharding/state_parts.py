@@ -11,7 +11,7 @@ import torch
 from neaptide.tensors import mapped
 
 from .meetings import LoanRequest
-from .rows import gathered, is_part, part_of_entry
+from .rows import RowShare, gathered, is_part, part_of_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from neaptide_toolkit.ranks.group import Ranks
 
     from .meetings import Meetings
-    from .rows import RowShare
 
 
 @attrs.frozen(eq=False)
@@ -36,8 +35,22 @@ class StateParts:
     optimizer: torch.optim.Optimizer
     parameters: Mapping[str, nn.Parameter]
     rows: Mapping[str, RowShare]
+    numbers: Mapping[str, int]
 
-    def cut(self) -> None:
+    @classmethod
+    def of(
+        cls, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], ranks: Ranks
+    ) -> StateParts:
+        """Return the state of whole parameters, of which only this process's rows are left."""
+        rows = {
+            name: RowShare(tuple(one.shape), ranks.rank, ranks.size)
+            for name, one in parameters.items()
+        }
+        made = cls(optimizer, parameters, rows, {name: i for i, name in enumerate(parameters)})
+        made._cut()
+        return made
+
+    def _cut(self) -> None:
         """Keep only the rows of state that the optimizer made for whole parameters."""
         for name, parameter in self.parameters.items():
             if parameter in self.optimizer.state:
@@ -55,13 +68,14 @@ class StateParts:
 
     @contextmanager
     def lend(
-        self, number: int, span: Span, mode: Mode, on: torch.device | None, meetings: Meetings
+        self, span: Span, mode: Mode, on: torch.device | None, meetings: Meetings
     ) -> Iterator[dict[str, Any]]:
         """Lend the state of a whole parameter; a loan for writing keeps its rows."""
         entry = self._entry(span.name)
         whole = {}
         if entry:  # the processes make state together
-            found = meetings.borrow(LoanRequest(number, "state", mode == "write"))
+            request = LoanRequest(self.numbers[span.name], "state", mode == "write")
+            found = meetings.borrow(request)
             whole = {key: found[key] for key in entry}
         if on is not None:
             whole = mapped(whole, lambda tensor: tensor.to(on))

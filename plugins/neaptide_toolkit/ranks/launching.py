@@ -39,7 +39,7 @@ def place() -> tuple[int, int]:
     Raises:
         ConfigError: the variables RANK and WORLD_SIZE make no sense.
     """
-    os.environ.update(slurm.variables(os.environ))
+    os.environ.update(slurm.variables(os.environ))  # torch reads them, too
     found = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (found[0].isdecimal() and found[1].isdecimal() and int(found[0]) < int(found[1])):
         msg = (
@@ -155,7 +155,7 @@ def started(
 def _divider(config: RunConfig, ordered: Sequence[PluginSpec], size: int) -> str:
     for spec in ordered:
         if PROCESSES in spec.claims:
-            check_batch(config, size)
+            _check_batch(config, size)
             return spec.name
     usable = installed_plugins().usable().values()
     tables = [f"add [plugins.{spec.name}]" for spec in usable if PROCESSES in spec.claims]
@@ -166,7 +166,7 @@ def _divider(config: RunConfig, ordered: Sequence[PluginSpec], size: int) -> str
     raise ConfigError(msg)
 
 
-def check_batch(config: RunConfig, size: int) -> None:
+def _check_batch(config: RunConfig, size: int) -> None:
     """Raise ConfigError if a batch has fewer samples than there are processes."""
     if config.train.batch_size < size:
         msg = (

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide.errors import ModelError
@@ -26,12 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .call import Call
-    from .reads import Edge
 
     _State = tuple[CallContext, UntrackedState]
-
-_GRAPHS = 64
-"""The graphs of a block that are told apart by the number of their nodes."""
 
 
 def forward(call: Call) -> list[torch.Tensor]:
@@ -53,7 +48,6 @@ def forward(call: Call) -> list[torch.Tensor]:
     edges = edges_of([*call.shared, *call.inputs])
     start = _now(call)
     before, untracked = start
-    first = _get_sequence_nr()
     while (failed := tried(lambda: _forward(call, start))) is not None:
         before.set_random()
         untracked.bring_back()
@@ -72,23 +66,13 @@ def forward(call: Call) -> list[torch.Tensor]:
     for context in call.contexts:
         context.buffers.settle(unit.block.name)
     if call.batch is None:
-        call.reads = _reads(call, edges, _get_sequence_nr() - first, known=not looked_at)
+        call.reads = most_reads(edges, call.came)
         unit.reads = max(unit.reads, call.reads)
     bare = call.bare()
     call.outside = None
     if looked_at:
         call.watched = [sampled(one) for one in bare]
     return bare
-
-
-def _reads(call: Call, edges: Sequence[Edge | None], made: int, *, known: bool) -> int:
-    """Return `most_reads`. A call that made as many nodes as an earlier one read as often."""
-    reads = call.unit.reads_by_nodes
-    if made not in reads or not known:
-        if len(reads) >= _GRAPHS:
-            reads.clear()
-        reads[made] = max(reads.get(made, 1), most_reads(edges, call.came))
-    return reads[made]
 
 
 def _forward(call: Call, start: _State) -> None:

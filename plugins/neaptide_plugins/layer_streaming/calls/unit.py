@@ -47,8 +47,6 @@ class Unit:
     """
     reads: int = 0
     """The most reads of one input in a call so far; 0 before the first call."""
-    reads_by_nodes: dict[int, int] = attrs.field(factory=dict)
-    """The most reads of one input in a call, by the number of nodes of the call's graph."""
     seen: int = 0
     """Number of calls with gradients so far."""
 

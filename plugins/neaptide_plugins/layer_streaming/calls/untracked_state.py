@@ -127,13 +127,13 @@ def _state_of(numpy: Any) -> Any:
     if type(generator) is not numpy.MT19937:
         return numpy.get_state(legacy=False)
     now = ctypes.string_at(generator.ctypes.state_address, _MERSENNE.size)
-    if now not in _LAST:
+    state = _LAST.get(now)
+    if state is None:
         state = numpy.get_state()
         _LAST.clear()
         if not state[3]:
             _LAST[_MERSENNE.pack(state[1].tobytes(), state[2])] = state
-        return state
-    return _LAST[now]
+    return state
 
 
 def _held(value: Any) -> Any:

@@ -26,3 +26,5 @@ class ShippedKernel:
     """Names of arguments that are divisible by 16, such as addresses of torch tensors."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Launch options such as `num_warps`."""
+    targets: tuple[int, ...] = ()
+    """Compute capabilities times ten for which the kernel is launched; empty: all."""

@@ -104,6 +104,8 @@ def main() -> int:
     for launch in shipped():
         known.add(launch.name)
         for arch in targets:
+            if launch.targets and arch not in launch.targets:
+                continue
             used = resources(launch, arch)
             if arguments.update:
                 budgets.setdefault(launch.name, {})[f"sm_{arch}"] = used

@@ -10,9 +10,10 @@ import torch
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define, takes
 from neaptide_kernels.support import installed, triton_version
 
-from . import chunked, libraries, reference, torch_backends, tuning
+from . import chunked, flex, libraries, reference, torch_backends
 from .call import AttentionCall, AttentionGradient, check, check_gradient
 from .layout import new_logsumexp, new_output
+from .on_triton import described, tuning
 from .trials import (
     ALLOWED,
     ALLOWED_GRADIENT,
@@ -220,6 +221,13 @@ TORCH = (
         supports=_in_half((9, 0), 128),
         priority=15,
     ),
+    Provider(
+        op="attention",
+        name="flex",
+        run=flex.attention,
+        supports=flex.supports,
+        priority=4,
+    ),
     *_both(
         "efficient",
         torch_backends.efficient,
@@ -249,13 +257,34 @@ LIBRARIES = (
 for _provider in (*TORCH, *LIBRARIES):
     KERNELS.add(_provider)
 
-TRITON = _both(
-    "triton",
-    tuning.attention,
-    tuning.attention_backward,
-    supports=tuning.supports,
-    priority=10,
-    version=f"{triton_version()}/1",
-    configs=tuning.configs,
+_TRITON = f"{triton_version()}/2"
+TRITON = (
+    *_both(
+        "triton",
+        tuning.attention,
+        tuning.attention_backward,
+        supports=tuning.supports,
+        priority=10,
+        version=_TRITON,
+        configs=tuning.configs,
+    ),
+    Provider(
+        op="attention",
+        name="triton-tma",
+        run=described.attention,
+        supports=described.supports,
+        priority=9,
+        version=_TRITON,
+        configs=described.configs,
+    ),
+    Provider(
+        op="attention_backward",
+        name="triton-tma",
+        run=described.attention_backward,
+        supports=described.supports,
+        priority=9,
+        version=_TRITON,
+        configs=described.configs_backward,
+    ),
 )
 """Providers that the plugins `triton-kernels` and `flash-attention` add to a run."""

@@ -81,6 +81,8 @@ def calls(device: torch.device) -> Iterator[tuple[str, AttentionCall]]:
         ranges = documents(1, 65, device)
         name = f"documents {dtype}"
         yield name, AttentionCall(*given, ranges=ranges, causal=True, softcap=2.0)
+    given = inputs((1, 2, 150, 16), 1, 150, device, torch.bfloat16)
+    yield "150 tokens in bfloat16", AttentionCall(*given, causal=True)
     given = inputs((1, 2, 70, 8), 1, 70, device)
     for causal, window in product((False, True), (2, 9)):
         yield (

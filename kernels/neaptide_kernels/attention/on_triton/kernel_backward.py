@@ -11,7 +11,7 @@ import triton.language as tl
 
 from neaptide_kernels.device import narrow, uniform
 
-from .kernel_parts import bounds, limited, product, seen
+from .kernel_parts import bounds, limited, of_head, product, rows_of, seen
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -31,25 +31,21 @@ def _scored(raw, factor, softcap, SOFTCAP: tl.constexpr):
 @triton.jit
 def _over_queries(
     for_key, for_value, keys, values, query, gradient, logsumexp, through, ranges, seeds, batch,
-    base, low, high, columns, n, m, factor, softcap, dropout, window, query_step, gradient_step,
-    D, D_VALUE, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    RANGES: tl.constexpr, SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr,
+    head, base, low, high, columns, n, m, factor, softcap, dropout, window, query_step,
+    gradient_step, D: tl.constexpr, D_VALUE: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, RANGES: tl.constexpr, SOFTCAP: tl.constexpr,
+    DROPOUT: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_D_VALUE: tl.constexpr, EXACT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries from `low` to `high` give to the gradients of a block of keys."""
-    inner = tl.arange(0, BLOCK_D)
-    inner_value = tl.arange(0, BLOCK_D_VALUE)
     for start in tl.range(low, high, ROWS):
         rows = start + tl.arange(0, ROWS)
         present = rows < n
-        block = tl.load(
-            query + rows[:, None].to(tl.int64) * query_step + inner[None, :],
-            mask=present[:, None] & (inner[None, :] < D), other=0.0,
-        )  # fmt: skip
-        change = tl.load(
-            gradient + rows[:, None].to(tl.int64) * gradient_step + inner_value[None, :],
-            mask=present[:, None] & (inner_value[None, :] < D_VALUE), other=0.0,
-        )  # fmt: skip
+        block = rows_of(query, batch, head, start, query_step, n, D, ROWS, BLOCK_D, DESCRIBED)
+        change = rows_of(
+            gradient, batch, head, start, gradient_step, n, D_VALUE, ROWS, BLOCK_D_VALUE, DESCRIBED
+        )
         logs = tl.load(logsumexp + base + rows, mask=present, other=0.0)
         mean = tl.load(through + base + rows, mask=present, other=0.0)
         scores, slope = _scored(product(keys, tl.trans(block), EXACT), factor, softcap, SOFTCAP)
@@ -84,6 +80,7 @@ def differentiate_keys(
     D: tl.constexpr, D_VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_D_VALUE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, RANGES: tl.constexpr, SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of `COLUMNS` keys and values of one head of the key."""
     start = tl.program_id(0) * COLUMNS
@@ -95,11 +92,13 @@ def differentiate_keys(
     inner_value = tl.arange(0, BLOCK_D_VALUE)
     within = present[:, None] & (inner[None, :] < D)
     within_value = present[:, None] & (inner_value[None, :] < D_VALUE)
-    key += batch * key_batch + of_key.to(tl.int64) * key_head
-    value += batch * value_batch + of_key.to(tl.int64) * value_head
+    key = of_head(key, batch, of_key, key_batch, key_head, DESCRIBED)
+    value = of_head(value, batch, of_key, value_batch, value_head, DESCRIBED)
     far = columns[:, None].to(tl.int64)
-    keys = tl.load(key + far * key_step + inner[None, :], mask=within, other=0.0)
-    values = tl.load(value + far * value_step + inner_value[None, :], mask=within_value, other=0.0)
+    keys = rows_of(key, batch, of_key, start, key_step, m, D, COLUMNS, BLOCK_D, DESCRIBED)
+    values = rows_of(
+        value, batch, of_key, start, value_step, m, D_VALUE, COLUMNS, BLOCK_D_VALUE, DESCRIBED
+    )
     low, high = 0, n
     if CAUSAL:
         low = start // ROWS * ROWS
@@ -115,21 +114,21 @@ def differentiate_keys(
     sums_value = tl.zeros((COLUMNS, BLOCK_D_VALUE), tl.float32)
     for member in range(group):
         head = of_key * group + member
-        from_query = query + batch * query_batch + head.to(tl.int64) * query_head
-        from_gradient = gradient + batch * gradient_batch + head.to(tl.int64) * gradient_head
+        from_query = of_head(query, batch, head, query_batch, query_head, DESCRIBED)
+        from_gradient = of_head(gradient, batch, head, gradient_batch, gradient_head, DESCRIBED)
         base = (batch * heads + head) * n
         sums, sums_value = _over_queries(
             sums, sums_value, keys, values, from_query, from_gradient, logsumexp, through, ranges,
-            seeds, batch, base, low, middle, columns, n, m, factor, softcap, dropout, window,
+            seeds, batch, head, base, low, middle, columns, n, m, factor, softcap, dropout, window,
             query_step, gradient_step, D, D_VALUE, True, CAUSAL, WINDOW, RANGES, SOFTCAP, DROPOUT,
-            ROWS, BLOCK_D, BLOCK_D_VALUE, EXACT,
+            ROWS, BLOCK_D, BLOCK_D_VALUE, EXACT, DESCRIBED,
         )  # fmt: skip
         if not (WINDOW or RANGES):
             sums, sums_value = _over_queries(
                 sums, sums_value, keys, values, from_query, from_gradient, logsumexp, through,
-                ranges, seeds, batch, base, middle, high, columns, n, m, factor, softcap, dropout,
-                window, query_step, gradient_step, D, D_VALUE, False, CAUSAL, WINDOW, RANGES,
-                SOFTCAP, DROPOUT, ROWS, BLOCK_D, BLOCK_D_VALUE, EXACT,
+                ranges, seeds, batch, head, base, middle, high, columns, n, m, factor, softcap,
+                dropout, window, query_step, gradient_step, D, D_VALUE, False, CAUSAL, WINDOW,
+                RANGES, SOFTCAP, DROPOUT, ROWS, BLOCK_D, BLOCK_D_VALUE, EXACT, DESCRIBED,
             )  # fmt: skip
     for_key += batch * for_key_batch + of_key.to(tl.int64) * for_key_head
     for_value += batch * for_value_batch + of_key.to(tl.int64) * for_value_head
@@ -145,26 +144,21 @@ def differentiate_keys(
 
 @triton.jit
 def _over_keys(
-    sums, block, change, key, value, rows, logs, mean, first, after, seeds, base,
-    low, high, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
+    sums, block, change, key, value, batch, of_key, rows, logs, mean, first, after, seeds, base,
+    low, high, m, factor, softcap, dropout, window, key_step, value_step,
+    D: tl.constexpr, D_VALUE: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, RANGES: tl.constexpr,
     SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_D_VALUE: tl.constexpr, EXACT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys from `low` to `high` give to the gradient of a block of queries."""
-    inner = tl.arange(0, BLOCK_D)
-    inner_value = tl.arange(0, BLOCK_D_VALUE)
     for start in tl.range(low, high, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
-        far = columns[:, None].to(tl.int64)
-        inside = (columns < m)[:, None]
-        keys = tl.load(
-            key + far * key_step + inner[None, :], mask=inside & (inner[None, :] < D), other=0.0
+        keys = rows_of(key, batch, of_key, start, key_step, m, D, COLUMNS, BLOCK_D, DESCRIBED)
+        values = rows_of(
+            value, batch, of_key, start, value_step, m, D_VALUE, COLUMNS, BLOCK_D_VALUE, DESCRIBED
         )
-        values = tl.load(
-            value + far * value_step + inner_value[None, :],
-            mask=inside & (inner_value[None, :] < D_VALUE), other=0.0,
-        )  # fmt: skip
         scores, slope = _scored(product(block, tl.trans(keys), EXACT), factor, softcap, SOFTCAP)
         probabilities = tl.exp2((scores - logs[:, None]) * _LOG2E)
         if MASKED:
@@ -193,28 +187,25 @@ def differentiate_queries(
     D: tl.constexpr, D_VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_D_VALUE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, RANGES: tl.constexpr, SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of `ROWS` queries of one head."""
     start = tl.program_id(0) * ROWS
     head = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
     of_key = head // group
-    key += batch * key_batch + of_key.to(tl.int64) * key_head
-    value += batch * value_batch + of_key.to(tl.int64) * value_head
-    query += batch * query_batch + head.to(tl.int64) * query_head
-    gradient += batch * gradient_batch + head.to(tl.int64) * gradient_head
+    key = of_head(key, batch, of_key, key_batch, key_head, DESCRIBED)
+    value = of_head(value, batch, of_key, value_batch, value_head, DESCRIBED)
+    query = of_head(query, batch, head, query_batch, query_head, DESCRIBED)
+    gradient = of_head(gradient, batch, head, gradient_batch, gradient_head, DESCRIBED)
     for_query += batch * for_query_batch + head.to(tl.int64) * for_query_head
     rows = start + tl.arange(0, ROWS)
     present = rows < n
     inner = tl.arange(0, BLOCK_D)
-    inner_value = tl.arange(0, BLOCK_D_VALUE)
-    within = present[:, None] & (inner[None, :] < D)
-    far = rows[:, None].to(tl.int64)
-    block = tl.load(query + far * query_step + inner[None, :], mask=within, other=0.0)
-    change = tl.load(
-        gradient + far * gradient_step + inner_value[None, :],
-        mask=present[:, None] & (inner_value[None, :] < D_VALUE), other=0.0,
-    )  # fmt: skip
+    block = rows_of(query, batch, head, start, query_step, n, D, ROWS, BLOCK_D, DESCRIBED)
+    change = rows_of(
+        gradient, batch, head, start, gradient_step, n, D_VALUE, ROWS, BLOCK_D_VALUE, DESCRIBED
+    )
     base = (batch * heads + head) * n
     logs = tl.load(logsumexp + base + rows, mask=present, other=0.0)
     mean = tl.load(through + base + rows, mask=present, other=0.0)
@@ -236,18 +227,19 @@ def differentiate_queries(
         full = tl.minimum(start, m) if CAUSAL else m
         full = full // COLUMNS * COLUMNS
         sums = _over_keys(
-            sums, block, change, key, value, rows, logs, mean, first, after, seeds, base,
-            low, full, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
+            sums, block, change, key, value, batch, of_key, rows, logs, mean, first, after, seeds,
+            base, low, full, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
             False, CAUSAL, WINDOW, RANGES, SOFTCAP, DROPOUT, COLUMNS, BLOCK_D, BLOCK_D_VALUE,
-            EXACT,
+            EXACT, DESCRIBED,
         )  # fmt: skip
     sums = _over_keys(
-        sums, block, change, key, value, rows, logs, mean, first, after, seeds, base,
+        sums, block, change, key, value, batch, of_key, rows, logs, mean, first, after, seeds, base,
         full, high, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
         True, CAUSAL, WINDOW, RANGES, SOFTCAP, DROPOUT, COLUMNS, BLOCK_D, BLOCK_D_VALUE,
-        EXACT,
+        EXACT, DESCRIBED,
     )  # fmt: skip
     tl.store(
-        for_query + far * for_query_step + inner[None, :],
-        narrow(sums * factor, for_query.dtype.element_ty), mask=within,
+        for_query + rows[:, None].to(tl.int64) * for_query_step + inner[None, :],
+        narrow(sums * factor, for_query.dtype.element_ty),
+        mask=present[:, None] & (inner[None, :] < D),
     )  # fmt: skip

@@ -2,6 +2,10 @@
 
 A program computes one block of queries of one head. It goes over the blocks of keys that any of its
 queries may see, and rescales its sums when a larger score appears. So no scores reach the memory.
+
+With `DESCRIBED`, query, key and value are tensor descriptors, from which the tensor memory
+accelerator (TMA) copies. With `ROLES`, some warps only copy and the others only compute (warp
+specialization); Triton compiles this for one loop, so all blocks are masked.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import triton.language as tl
 
 from neaptide_kernels.device import narrow, uniform
 
-from .kernel_parts import bounds, limited, product, seen
+from .kernel_parts import bounds, limited, of_head, product, rows_of, seen
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -19,23 +23,19 @@ _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _sweep(
-    total, largest, output, block, key, value, rows, first, after, seeds, base,
-    low, high, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
+    total, largest, output, block, key, value, batch, of_key, rows, first, after, seeds, base,
+    low, high, m, factor, softcap, dropout, window, key_step, value_step,
+    D: tl.constexpr, D_VALUE: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, RANGES: tl.constexpr,
     SOFTCAP: tl.constexpr, DROPOUT: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_D_VALUE: tl.constexpr, EXACT: tl.constexpr,
+    DESCRIBED: tl.constexpr, ROLES: tl.constexpr,
 ):  # fmt: skip
     """Add the keys from `low` to `high` to the sums; `low` is a multiple of `COLUMNS`."""
-    inner = tl.arange(0, BLOCK_D)
-    inner_value = tl.arange(0, BLOCK_D_VALUE)
-    for start in tl.range(low, high, COLUMNS):
+    for start in tl.range(low, high, COLUMNS, warp_specialize=ROLES):
         columns = start + tl.arange(0, COLUMNS)
-        inside = columns < m
-        keys = tl.load(
-            key + columns[None, :].to(tl.int64) * key_step + inner[:, None],
-            mask=inside[None, :] & (inner[:, None] < D), other=0.0,
-        )  # fmt: skip
-        scores = product(block, keys, EXACT) * factor
+        keys = rows_of(key, batch, of_key, start, key_step, m, D, COLUMNS, BLOCK_D, DESCRIBED)
+        scores = product(block, tl.trans(keys), EXACT) * factor
         if SOFTCAP:
             scores = limited(scores, softcap) * softcap
         scores *= _LOG2E
@@ -55,10 +55,9 @@ def _sweep(
             places = (base + rows[:, None].to(tl.int64)) * m + columns[None, :]
             drawn = uniform(tl.load(seeds), tl.load(seeds + 1), places)
             probabilities = tl.where(drawn >= dropout, probabilities, 0.0)
-        values = tl.load(
-            value + columns[:, None].to(tl.int64) * value_step + inner_value[None, :],
-            mask=inside[:, None] & (inner_value[None, :] < D_VALUE), other=0.0,
-        )  # fmt: skip
+        values = rows_of(
+            value, batch, of_key, start, value_step, m, D_VALUE, COLUMNS, BLOCK_D_VALUE, DESCRIBED
+        )
         output = output * shrink[:, None]
         output += product(narrow(probabilities, values.dtype), values, EXACT)
         largest = peak
@@ -74,24 +73,21 @@ def attend(
     D: tl.constexpr, D_VALUE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_D_VALUE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, RANGES: tl.constexpr, SOFTCAP: tl.constexpr,
     DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EXACT: tl.constexpr,
+    DESCRIBED: tl.constexpr, ROLES: tl.constexpr,
 ):  # fmt: skip
     """Write the output and the logarithm of the sum of `ROWS` queries of one head."""
     start = tl.program_id(0) * ROWS
     head = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
     of_key = head // group
-    query += batch * query_batch + head.to(tl.int64) * query_head
-    key += batch * key_batch + of_key.to(tl.int64) * key_head
-    value += batch * value_batch + of_key.to(tl.int64) * value_head
+    query = of_head(query, batch, head, query_batch, query_head, DESCRIBED)
+    key = of_head(key, batch, of_key, key_batch, key_head, DESCRIBED)
+    value = of_head(value, batch, of_key, value_batch, value_head, DESCRIBED)
     output += batch * output_batch + head.to(tl.int64) * output_head
     rows = start + tl.arange(0, ROWS)
     present = rows < n
-    inner = tl.arange(0, BLOCK_D)
     inner_value = tl.arange(0, BLOCK_D_VALUE)
-    block = tl.load(
-        query + rows[:, None].to(tl.int64) * query_step + inner[None, :],
-        mask=present[:, None] & (inner[None, :] < D), other=0.0,
-    )  # fmt: skip
+    block = rows_of(query, batch, head, start, query_step, n, D, ROWS, BLOCK_D, DESCRIBED)
     first, after = bounds(ranges, batch, rows, present, n, m, RANGES)
     low, high = 0, m
     if CAUSAL:
@@ -109,21 +105,21 @@ def attend(
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     sums = tl.zeros((ROWS, BLOCK_D_VALUE), tl.float32)
     full = low
-    if not (WINDOW or RANGES):
+    if not (WINDOW or RANGES or ROLES):
         # Every query sees all keys of these blocks, so no mask is computed.
         full = tl.minimum(start, m) if CAUSAL else m
         full = full // COLUMNS * COLUMNS
         total, largest, sums = _sweep(
-            total, largest, sums, block, key, value, rows, first, after, seeds, base,
+            total, largest, sums, block, key, value, batch, of_key, rows, first, after, seeds, base,
             low, full, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
             False, CAUSAL, WINDOW, RANGES, SOFTCAP, DROPOUT, COLUMNS, BLOCK_D, BLOCK_D_VALUE,
-            EXACT,
+            EXACT, DESCRIBED, ROLES,
         )  # fmt: skip
     total, largest, sums = _sweep(
-        total, largest, sums, block, key, value, rows, first, after, seeds, base,
+        total, largest, sums, block, key, value, batch, of_key, rows, first, after, seeds, base,
         full, high, m, factor, softcap, dropout, window, key_step, value_step, D, D_VALUE,
         True, CAUSAL, WINDOW, RANGES, SOFTCAP, DROPOUT, COLUMNS, BLOCK_D, BLOCK_D_VALUE,
-        EXACT,
+        EXACT, DESCRIBED, ROLES,
     )  # fmt: skip
     some = total > 0
     share = tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)

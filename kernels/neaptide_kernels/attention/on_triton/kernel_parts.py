@@ -55,3 +55,34 @@ def bounds(ranges, batch, rows, present, n, m, RANGES: tl.constexpr):
     else:
         first, after = rows * 0, rows * 0 + m
     return first, after
+
+
+@triton.jit
+def of_head(source, batch, head, batch_step, head_step, DESCRIBED: tl.constexpr):
+    """Return the address of a head's first row; with `DESCRIBED`, the descriptor of all heads."""
+    found = source
+    if not DESCRIBED:
+        found += batch * batch_step + head.to(tl.int64) * head_step
+    return found
+
+
+@triton.jit
+def rows_of(
+    source, batch, head, start, step, tokens, D: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Return `ROWS` rows of a head from `start` on, with zeros after its last row and element.
+
+    `source` is what `of_head` returns. A descriptor is copied from by the tensor memory
+    accelerator (TMA), which computes no addresses in the program.
+    """
+    if DESCRIBED:
+        found = source.load([batch.to(tl.int32), head, start, 0]).reshape(ROWS, BLOCK_D)
+    else:
+        rows = start + tl.arange(0, ROWS)
+        inner = tl.arange(0, BLOCK_D)
+        found = tl.load(
+            source + rows[:, None].to(tl.int64) * step + inner[None, :],
+            mask=(rows < tokens)[:, None] & (inner[None, :] < D), other=0.0,
+        )  # fmt: skip
+    return found

@@ -36,6 +36,7 @@ NOT_FOR_A_GPU = {
     "largest": "it counts bytes of RAM",
     "launches": "it counts on the simulated GPU, and times Python",
     "loading": "it reads files into RAM",
+    "long_sequences": "it counts bytes in dry runs",
     "passes": "it times one thread of a CPU",
     "plan": "it compares bytes on a CPU, and on a simulated GPU",
     "predict": "it counts passes; tests/simulated_gpu runs it on a device",

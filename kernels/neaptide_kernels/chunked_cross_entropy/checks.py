@@ -52,14 +52,15 @@ def check(
         if tensor is not labels and tensor.dtype != dtype and not cast:
             msg = f"{name} is {tensor.dtype}, hidden {dtype}; convert one, or use autocast"
             raise ValueError(msg)
-    _check_numbers(chunk, softcap)
+    numbers(chunk, softcap)
 
 
 def _shapes(hidden: torch.Tensor, weight: torch.Tensor) -> str:
     return f"hidden {list(hidden.shape)}, weight {list(weight.shape)}"
 
 
-def _check_numbers(chunk: int, softcap: float | None) -> None:
+def numbers(chunk: int, softcap: float | None) -> None:
+    """Raise ValueError if `chunk` or `softcap` is out of range."""
     if chunk < 1:
         msg = f"chunk must be at least 1 token (got {chunk})"
         raise ValueError(msg)

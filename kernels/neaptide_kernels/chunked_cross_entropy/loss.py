@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from . import op
-from .checks import check, look_at_labels
+from .checks import check, look_at_labels, numbers
 from .whole import cross_entropy, is_small
 
 
@@ -60,15 +60,21 @@ def chunked_cross_entropy(
     Raises:
         ValueError: the arguments do not match, or a label is not a row of `weight`.
     """
+    if reduction not in ("mean", "sum"):
+        msg = f"reduction must be 'mean' or 'sum' (got {reduction!r})"
+        raise ValueError(msg)
+    if is_small(hidden, weight, bias, labels):
+        numbers(chunk, softcap)
+        try:
+            return cross_entropy(hidden, weight, bias, labels, ignore_index, reduction, softcap)
+        except (RuntimeError, IndexError):  # the checks below take longer than a small loss
+            check(hidden, weight, bias, labels, chunk, softcap, cast=False)
+            look_at_labels(labels, ignore_index, len(weight))()
+            raise
     kind = hidden.device.type
     autocasts = _may_autocast(kind) and torch.is_autocast_enabled(kind)
     cast = autocasts and hidden.dtype != torch.float64
     check(hidden, weight, bias, labels, chunk, softcap, cast=cast)
-    if reduction not in ("mean", "sum"):
-        msg = f"reduction must be 'mean' or 'sum' (got {reduction!r})"
-        raise ValueError(msg)
-    if is_small(hidden, weight, labels, autocasts=autocasts):
-        return cross_entropy(hidden, weight, bias, labels, ignore_index, reduction, softcap)
     complain = look_at_labels(labels, ignore_index, len(weight))
     on_cpu = labels.device.type == "cpu"
     if on_cpu:

@@ -12,8 +12,6 @@ import torch
 
 from neaptide_kernels.registry import KERNELS
 
-from .checks import look_at_labels
-
 if TYPE_CHECKING:
     from typing import Literal
 
@@ -24,19 +22,24 @@ _DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16})
 
 
 def is_small(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, autocasts: bool
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
 ) -> bool:
     """Return whether torch's loss is as exact as the op's, and cheaper.
 
-    A frozen weight is left to the op: there the gradient of an ignored token is 0 even if `hidden`
-    is NaN. With a gradient of the weight, this gradient is NaN either way.
+    torch refuses all wrong arguments except those that are asked for here. A frozen weight is left
+    to the op: there the gradient of an ignored token is 0 even if `hidden` is NaN. With a gradient
+    of the weight, this gradient is NaN either way.
     """
     return (
-        0 < labels.numel() * weight.shape[0] <= MOST
-        and not autocasts
-        and hidden.device.type == "cpu"
+        hidden.is_cpu
         and hidden.dtype in _DTYPES
+        and weight.dim() == 2  # noqa: PLR2004 - a matrix
+        and labels.shape == hidden.shape[:-1]
+        and labels.dtype == torch.int64
+        and (bias is None or bias.shape == weight.shape[:1])
+        and 0 < labels.numel() * weight.shape[0] <= MOST
         and (weight.requires_grad or not (hidden.requires_grad and torch.is_grad_enabled()))
+        and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and KERNELS.requested("chunked_cross_entropy") is None
     )
@@ -51,7 +54,7 @@ def cross_entropy(
     reduction: Literal["mean", "sum"],
     softcap: float | None,
 ) -> torch.Tensor:
-    """Return the loss of all logits at once; ValueError for a label that is no row of `weight`."""
+    """Return the loss of all logits at once."""
     logits = torch.nn.functional.linear(hidden, weight, bias)
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
@@ -59,10 +62,6 @@ def cross_entropy(
         logits = softcap * torch.tanh(logits / softcap)
     if labels.dim() != 1:
         logits, labels = logits.reshape(labels.numel(), -1), labels.reshape(-1)
-    try:
-        return torch.nn.functional.cross_entropy(
-            logits, labels, ignore_index=ignore_index, reduction=reduction
-        )
-    except IndexError:
-        look_at_labels(labels, ignore_index, len(weight))()
-        raise
+    return torch.nn.functional.cross_entropy(
+        logits, labels, ignore_index=ignore_index, reduction=reduction
+    )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _Groups = tuple["list[Span]", "list[tuple[list[Span], list[nn.Parameter]]]"]
-_ONE = torch.ones(())
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")
 _POWERS = frozenset(2.0**-power for power in range(15))
 """Factors that every dtype of gradients has."""
 _TOGETHER = 32 << 20
@@ -35,7 +35,7 @@ class ResidentStore(ParameterStore):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self._found = torch.zeros(1)  # `found_inf` of the gradient check; 1 after inf or nan
+        self._found = _nothing_found()
         self._spans: dict[nn.Parameter, tuple[Any, Span | None]] = dict.fromkeys(
             self.names, (None, None)
         )
@@ -258,11 +258,11 @@ class ResidentStore(ParameterStore):
             # The check of torch's GradScaler; it also multiplies by one, which changes no value.
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, _ONE)
         except NotImplementedError:  # sparse and complex gradients
-            self._found = torch.zeros(1)
+            self._found = _nothing_found()
             return super().has_nonfinite_gradients()
         if not found.item():
             return False
-        self._found = torch.zeros(1)
+        self._found = _nothing_found()
         return True
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -293,3 +293,8 @@ def _hollow(parameter: nn.Parameter) -> torch.Tensor:
     """Return one NaN, expanded to the parameter's shape, so that any computation gives NaN."""
     one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return one.expand(parameter.shape)
+
+
+def _nothing_found() -> torch.Tensor:
+    """Return `found_inf` of the gradient check, which is 1 after inf or nan; torch has it float32."""
+    return torch.zeros(1, dtype=torch.float32, device="cpu")

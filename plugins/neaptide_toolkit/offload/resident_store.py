@@ -296,5 +296,5 @@ def _hollow(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _nothing_found() -> torch.Tensor:
-    """Return `found_inf` of the gradient check, which is 1 after inf or nan; torch has it float32."""
+    """Return `found_inf` of the gradient check, which is 1 after inf or nan; it is float32."""
     return torch.zeros(1, dtype=torch.float32, device="cpu")

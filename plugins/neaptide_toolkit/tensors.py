@@ -1,4 +1,4 @@
-"""Finds tensors in nested containers and counts the bytes of their storages."""
+"""Finds tensors in nested containers, counts the bytes of their storages, tells their tier."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from neaptide.api.memory import Tier
 
 _NESTS = (dict, list, tuple)
 
@@ -76,3 +78,8 @@ def laid_out_as(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     if gradient.layout != torch.strided or gradient.stride() == weight.stride():
         return gradient
     return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
+
+
+def tier_of(device: torch.device, compute: torch.device) -> Tier:
+    """Return the tier of a tensor on `device` in a run that computes on `compute`."""
+    return "device" if device.type == compute.type else "host"

@@ -14,8 +14,6 @@ from neaptide.text import called, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
-
 Tier = Literal["device", "host", "disk"]
 """`device`: memory of the computing device; `host`: RAM, unless it is the device; `disk`: files."""
 
@@ -142,11 +140,6 @@ def named_by_bytes(store: Any) -> str:
     spans = store.spans()
     weights = size(sum(span.bytes for span in spans))
     return called(store, f"{len(spans)} spans", weights, type(store.optimizer).__name__)
-
-
-def tier_of(device: torch.device, compute: torch.device) -> Tier:
-    """Return the tier of a tensor on `device` in a run that computes on `compute`."""
-    return "device" if device.type == compute.type else "host"
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import attrs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @attrs.frozen
@@ -94,26 +91,6 @@ class PhaseSchedule:
     def declined(self) -> PhaseSchedule:
         """Return the schedule after a Predict step that changed no weight."""
         return self.enter(FULL)
-
-    def steps_until(self, predicate: Callable[[Phase], bool], limit: int = 10_000) -> int | None:
-        """Return how many ordinary updates come before the next phase that satisfies `predicate`.
-
-        0 means that the next step is in such a phase. None means that no such phase starts within
-        `limit` updates. The method assumes that each jump is accepted and replaces
-        `correction_interval` updates.
-        """
-        schedule, updates = self, 0
-        while updates <= limit:
-            phase = schedule.due()
-            if predicate(phase):
-                return updates
-            schedule = schedule.enter(phase)
-            if phase.applies_prediction:
-                schedule = schedule.jumped(schedule.correction_interval)
-            else:
-                schedule = schedule.updated()
-                updates += 1
-        return None
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the position in the cycle. The config has the lengths of the phases."""

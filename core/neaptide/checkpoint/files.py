@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from neaptide.errors import CheckpointError
 from neaptide.io.folder import Folder
+from neaptide.io.locking import direct
 
 from .manifest import (
     MANIFEST,
@@ -36,7 +37,7 @@ from .recovery import (
     recover,
     temporary_of,
 )
-from .verify import MUCH, hashing
+from .verify import rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,49 +53,65 @@ _WAY_OUT = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), f"permit writing or {_ELSEWHERE}"),
 }
 
-_BEHIND = 64 << 20
-"""Bytes before the end of the file that may be on their way to the disk."""
+_PIECE = 4 << 20
+"""Bytes written at once."""
 
 _active: set[str] = set()
 """The temporary directories of all open `writing` contexts in this process."""
 
 
 class HashedFile:
-    """A new file. `write` also computes the sha256, and `close` flushes the data to the disk.
+    """A new file. `write` copies; one thread computes the sha256, and another one writes.
 
-    The disk writes while the program writes more, and the page cache keeps little of the file.
+    Whole pieces go past the page cache if the file system lets them. `close` flushes the data.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
-        self._descriptor: int | None = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._file, self._open = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), True
+        self._direct = direct(self._file, wanted=True)
         self._sha256 = hashlib.sha256()
-        self.bytes = 0
+        self._ring = rooms(_PIECE, self._sha256.update, self._write)
+        self._room, self._used, self.bytes = next(self._ring), 0, 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all of `data`; return the number of bytes."""
-        if self._descriptor is None:
+        """Take all of `data`; return the number of bytes."""
+        if not self._open:
             msg = "write to a closed file"
             raise ValueError(msg)
         view = rest = memoryview(data).cast("B")
-        with hashing(self._sha256, view):
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+        while rest:
+            part, rest = rest[: _PIECE - self._used], rest[_PIECE - self._used :]
+            self._room[self._used : self._used + len(part)] = part
+            self._used += len(part)
+            if self._used == _PIECE:
+                self._room, self._used = self._ring.send(_PIECE), 0
         self.bytes += len(view)
-        if len(view) >= MUCH and hasattr(os, "posix_fadvise"):
-            begin = max(0, self.bytes - _BEHIND)  # begins to write, and drops what is written
-            os.posix_fadvise(self._descriptor, begin, _BEHIND, os.POSIX_FADV_DONTNEED)
         return len(view)
+
+    def _write(self, piece: memoryview) -> None:
+        while piece:
+            try:
+                piece = piece[os.write(self._file, piece) :]
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = direct(self._file, wanted=False)
 
     def close(self, *, sync: bool = True) -> None:
         """Close the file. If `sync` is true, first flush the data to the disk. Idempotent."""
-        if self._descriptor is None:
+        if not self._open:
             return
-        descriptor, self._descriptor = self._descriptor, None
+        self._open = False
         try:
             if sync:
-                os.fsync(descriptor)
+                next(self._ring, None)
+                self._direct = direct(self._file, wanted=False)  # the rest is no whole piece
+                self._sha256.update(rest := self._room[: self._used])
+                self._write(rest)
+                os.fsync(self._file)
         finally:
-            os.close(descriptor)
+            self._ring.close()
+            os.close(self._file)
 
     def entry(self) -> FileEntry:
         """Return the digest and size of the written data."""

@@ -84,8 +84,7 @@ class Checkpoint:
         total = sum(entry.bytes for entry in self.manifest.files.values())
         structure = canonical.loads(text, str(path), total)
         has_tensors = f"{name}{_TENSORS}" in self._identities
-        none: Mapping[str, Any] = {}
-        get_tensor = how(self.tensors(name)) if has_tensors else none.__getitem__
+        get_tensor = how(self.tensors(name)) if has_tensors else dict[str, Any]().__getitem__
         try:
             return unflatten(structure, get_tensor)
         except CheckpointError as error:
@@ -102,8 +101,7 @@ class Checkpoint:
         return self._names(_STRUCTURE)
 
     def _names(self, suffix: str) -> list[str]:
-        names = self._identities
-        return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        return sorted(one.removesuffix(suffix) for one in self._identities if one.endswith(suffix))
 
     def _identity(self, name: str, suffix: str) -> Identity:
         try:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from io import BufferedReader, FileIO
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,7 +23,8 @@ from . import manifest
 from .manifest import MANIFEST, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
 BASE, BASE_FILE = "frozen", "weights.safetensors"
@@ -30,8 +32,8 @@ BASE, BASE_FILE = "frozen", "weights.safetensors"
 OF_A_RUN = re.compile(rf"{manifest.STEP.pattern}|frozen-[0-9a-f]{{16}}")
 MUCH = 2**20
 """Bytes from which on a thread is worth its start."""
-_THREADS, _PIECE = 16, 2**20
-"""How many files are read at once, and the bytes of a piece: two of each are in memory."""
+_THREADS, _PIECE = 8, 2**20
+"""How many files are read at once, and the bytes of a piece: four of each are in memory."""
 _SETTLED_NS = 2 * 10**9
 """Age from which on a further change gives a file another time: clocks of files tick slowly."""
 
@@ -49,14 +51,34 @@ class Identity:
     @classmethod
     def of(cls, descriptor: int) -> Identity:
         """Return the identity of an open file."""
-        status = os.fstat(descriptor)
-        return cls(
-            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-        )
+        found = os.fstat(descriptor)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 _digests: dict[Identity, str] = {}
 """The sha256 of files that this process has read: `--resume auto` finds one, then loads it."""
+
+
+def rooms(
+    size: int, *workers: Callable[[memoryview], object]
+) -> Generator[memoryview, int | None, None]:
+    """Yield the first of four buffers of `size` bytes to fill; `send(filled)` returns the next.
+
+    Each of `workers` gets what is filled, in order, in a thread of its own. What one raises, `send`
+    or the last `next` raises, which waits for all work.
+    """
+    # private pages, as O_DIRECT asks for; they take RAM at the first write
+    pages = [mmap.mmap(-1, max(1, size), access=mmap.ACCESS_COPY) for _ in range(4)]
+    ring: deque[tuple[memoryview, list[Future[object]]]] = deque((memoryview(p), []) for p in pages)
+    with ExitStack() as stack:
+        pools = [(stack.enter_context(ThreadPoolExecutor(1)), work) for work in workers]
+        filled: int | None = 0
+        while ring:
+            room, works = ring.popleft()
+            for one in works:
+                one.result()
+            if filled is not None and (filled := (yield room)) is not None:
+                ring.append((room, [pool.submit(work, room[:filled]) for pool, work in pools]))
 
 
 @contextmanager
@@ -211,24 +233,10 @@ def complete(directory: Path) -> bool:
 def _sha256(descriptor: int, size: int) -> str:
     """Return the digest of a file, which a thread computes while the next piece is read."""
     digest, file = hashlib.sha256(), FileIO(descriptor, closefd=False)
-    piece, other = (memoryview(bytearray(min(size, _PIECE))) for _ in range(2))
-    count = file.readinto(piece)
-    while count:
-        size -= count
-        with hashing(digest, piece[:count]):
-            count = file.readinto(other[:size])
-        piece, other = other, piece
+    with closing(rooms(min(size, _PIECE), digest.update)) as ring:
+        room = next(ring)
+        while count := file.readinto(room[:size]):
+            size -= count
+            room = ring.send(count)
+        next(ring, None)
     return digest.hexdigest()
-
-
-@contextmanager
-def hashing(digest: hashlib._Hash, data: memoryview) -> Iterator[None]:
-    """Update a digest. If there is much data, a thread does so while the context is entered."""
-    large = len(data) >= MUCH
-    thread = Thread(target=digest.update, args=(data,))
-    (thread.start if large else thread.run)()
-    try:
-        yield
-    finally:
-        if large:
-            thread.join()

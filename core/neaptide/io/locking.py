@@ -1,4 +1,4 @@
-"""Locks on open files. A lock ends when the file is closed or the process ends."""
+"""Locks and flags of open files. A lock ends when the file is closed or the process ends."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> bool:
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
     return True
+
+
+def direct(file: int, *, wanted: bool) -> bool:
+    """Have an open file pass by the page cache, or not; return whether it does now."""
+    with suppress(OSError, AttributeError):  # this file system cannot, or no file of the system
+        flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | wanted * os.O_DIRECT)
+        return wanted
+    return False
 
 
 class FolderLock:

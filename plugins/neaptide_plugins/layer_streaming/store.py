@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from neaptide import ParameterStore, Span
-from neaptide.api.memory import Tier, tier_of
 from neaptide.norms import gradient_norm
 from neaptide_toolkit.offload import Evictions, evictable_state, evictable_weights, lent_entry
+from neaptide_toolkit.tensors import tier_of
 
 from .weights.blocks import owners_of
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from neaptide.api.memory import Tier
     from neaptide.api.spans import Evictable, Leaves, Mode, Refuge
 
     from .streaming import Streaming

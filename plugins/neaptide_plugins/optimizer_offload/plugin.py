@@ -14,6 +14,7 @@ from neaptide_toolkit.offload import tensors_in
 from neaptide_toolkit.optimizer_state import expected_state
 
 from .accounting import account, expected_room
+from .ahead import steps_until
 from .choosing import mechanism
 from .config import OptimizerOffloadConfig
 
@@ -94,7 +95,7 @@ class OptimizerOffload(Plugin[OptimizerOffloadConfig]):
         """`lookahead` steps before the next update, start to copy the state back to the device."""
         if self._mechanism is None or not self._mechanism.is_away:
             return
-        steps = schedule.steps_until(_updates, limit=self.config.lookahead)
+        steps = steps_until(schedule, _updates, self.config.lookahead)
         # During a jump the state stays evicted; `on_phase_enter` starts the copy after the jump.
         if steps is not None and not schedule.due().applies_prediction:
             self._begin()

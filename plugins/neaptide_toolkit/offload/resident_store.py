@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from neaptide.api.memory import tier_of
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.spans import Change, Evictable, Keeper, Leaves, Mode, Refuge, Span
 from neaptide.norms import norm_of, on_device, total_norm
-from neaptide_toolkit.tensors import laid_out_as
+from neaptide_toolkit.tensors import laid_out_as, tier_of
 
 from .evicted import Evictions, is_whole
 from .lending import evictable_state, evictable_weights, lent_entry

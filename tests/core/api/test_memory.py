@@ -8,9 +8,9 @@ from support import touched
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from neaptide.api.memory import MOMENTS, Ledger, tier_of
+from neaptide.api.memory import MOMENTS, Ledger
 from neaptide_toolkit.machine.meter import PeakMeter, sample
-from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
+from neaptide_toolkit.tensors import nested_tensors, tensor_bytes, tier_of
 
 CPU = torch.device("cpu")
 

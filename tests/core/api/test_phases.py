@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import neaptide_plugins
 from neaptide import CORRECT, FULL, PREDICT, WARMUP, Phase, PhaseSchedule
 from neaptide.api.phases import PHASES, TRAINED, TrainedPhase
+from neaptide_plugins.optimizer_offload.ahead import steps_until
 
 schedules = st.builds(
     PhaseSchedule,
@@ -141,24 +142,24 @@ def test_phases_are_told_apart_by_what_they_do() -> None:
 
 def test_steps_until_by_example() -> None:
     """From the start: 2 warmup and 3 full updates lie before the first Predict step."""
-    assert 0 == schedule().steps_until(lambda phase: phase is WARMUP)
-    assert 2 == schedule().steps_until(lambda phase: phase is FULL)
-    assert 5 == schedule().steps_until(lambda phase: phase is PREDICT)
-    assert 5 == schedule().steps_until(lambda phase: phase is CORRECT)
+    assert 0 == steps_until(schedule(), lambda phase: phase is WARMUP, 99)
+    assert 2 == steps_until(schedule(), lambda phase: phase is FULL, 99)
+    assert 5 == steps_until(schedule(), lambda phase: phase is PREDICT, 99)
+    assert 5 == steps_until(schedule(), lambda phase: phase is CORRECT, 99)
 
 
 def test_steps_until_a_phase_that_never_comes_is_none() -> None:
     """Warmup does not come back, and nothing predicts without a predictor."""
-    assert schedule(phase=FULL).steps_until(lambda phase: phase is WARMUP, limit=50) is None
+    assert steps_until(schedule(phase=FULL), lambda phase: phase is WARMUP, 50) is None
     at = schedule(predicts=False)
-    assert at.steps_until(lambda phase: phase is PREDICT, limit=50) is None
+    assert steps_until(at, lambda phase: phase is PREDICT, 50) is None
 
 
 @given(schedules, st.integers(0, 30), st.sampled_from([WARMUP, FULL, PREDICT, CORRECT]))
 def test_steps_until_is_what_simulating_finds(at: PhaseSchedule, start: int, wanted: Phase) -> None:
     """Taking that many updates brings the phase, and none before it did."""
     at = advanced(at, start)
-    found = at.steps_until(lambda phase: phase is wanted, limit=60)
+    found = steps_until(at, lambda phase: phase is wanted, 60)
     seen: list[set[str]] = []
     for updates in range(61):
         phases = set()

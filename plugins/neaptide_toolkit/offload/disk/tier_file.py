@@ -13,23 +13,18 @@ import ctypes
 import mmap
 import os
 import tempfile
-from contextlib import suppress
 from errno import EISDIR, EOPNOTSUPP
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary, finalize
 
 import torch
 
+from neaptide.io.locking import direct
 from neaptide.text import called
 from neaptide_toolkit.machine.facts import memory
 from neaptide_toolkit.machine.file_systems import IN_MEMORY, kind_of
 
 from .errors import disk_error
-
-try:
-    import fcntl
-except ImportError:  # Windows, which has no disk tier
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +32,6 @@ if TYPE_CHECKING:
     from .transfers import Transfers
 
 _NAMELESS = getattr(os, "O_TMPFILE", None)
-_DIRECT = getattr(os, "O_DIRECT", 0)
 _FIXED = 0x10
 """MAP_FIXED of Linux: replace the mapping that is there."""
 _LEFT = 256 << 20
@@ -77,7 +71,7 @@ class TierFile:
         try:
             self.number = _opened(folder)
             finalize(self, os.close, self.number)
-            self.direct = _made_direct(self.number)
+            self.direct = direct(self.number, wanted=True)
         except OSError as error:
             raise disk_error(error, folder, "make a file") from error
 
@@ -128,14 +122,6 @@ def _opened(folder: Path) -> int:
         os.close(number)
         raise
     return number
-
-
-def _made_direct(number: int) -> bool:
-    """Ask for O_DIRECT; return whether the file system gives it."""
-    with suppress(OSError):
-        fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | _DIRECT)
-        return bool(_DIRECT)
-    return False
 
 
 class _FileMapping(mmap.mmap):

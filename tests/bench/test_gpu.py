@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
+    "beside_deepspeed": "it trains on a CPU, from a disk",
     "beyond_ram": "it limits the RAM of a CPU, which is the device",
     "checkpoints": "it writes and reads files of state in RAM",
     "data": "it reads and tokenizes files, and trains on a CPU beside it",

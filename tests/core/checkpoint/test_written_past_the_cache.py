@@ -17,8 +17,8 @@ from neaptide.io.locking import direct
 if TYPE_CHECKING:
     from pathlib import Path
 
-PIECE = files._PIECE
-BLOCK = 4096
+PIECE = 1 << 16
+"""Small pieces, in whole blocks of every disk."""
 needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no O_DIRECT")
 
 
@@ -31,6 +31,11 @@ def write(directory: Path, content: bytes, steps: tuple[int, ...] = ()) -> None:
     with writing(directory, 1, {}) as writer, writer.file("x") as file:
         for begin, end in zip((0, *steps), (*steps, len(content)), strict=True):
             assert end - begin == file.write(content[begin:end])
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PIECE", PIECE)
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def test_whole_pieces_go_past_the_cache(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_file_system_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "direct", lambda *_, **__: False)
-    content = some(3 * PIECE + BLOCK)
+    content = some(3 * PIECE + 4096)
     write(tmp_path / "a", content)
     assert content == (tmp_path / "a" / "x").read_bytes()
     assert [] == verify(tmp_path / "a")

@@ -5,8 +5,9 @@
 
 Memory: a byte-gpt trains with AdamW in one process, and in `--processes` for each stage. Before the
 optimizer's step of the third update, each process counts the bytes of all its tensors: weights,
-gradients and state. The table has the largest process, beside the whole of one process, and the
-growth of its resident memory since it had no model, without what the allocator keeps.
+gradients and state. With `hybrid`, half of the processes divide a copy of the model. The table has
+the largest process, beside the whole of one process, and the growth of its resident memory since it
+had no model, without what the allocator keeps.
 
 Time: two processes of one thread train the same model in stage 3, and by a loop of plain torch with
 `fully_shard`, in turns within the same processes. A figure is the median, over the rounds, of the
@@ -38,7 +39,7 @@ from neaptide_plugins.builtin_models.byte_gpt import build, loss
 from neaptide_plugins.builtin_models.config import ByteGptOptions
 from neaptide_toolkit.machine.facts import facts
 
-STAGES = ("replicate", 1, 2, 3)
+STAGES = ("replicate", 1, 2, 3, "hybrid")
 CONTEXT = 128
 
 
@@ -60,10 +61,10 @@ def batches(given: argparse.Namespace) -> list[dict[str, torch.Tensor]]:
 def trainer_of(given: argparse.Namespace, stage: Any) -> HybridTrainer:
     """Return a trainer of the model, without a predictor."""
     model = model_of(given)
-    config = {
-        "train": {"device": "cpu"},
-        "plugins": {"sharding": {"stage": stage, "check_weights": False}},
-    }
+    own: dict[str, Any] = {"stage": stage, "check_weights": False}
+    if stage == "hybrid":
+        own["shard_size"] = given.processes // 2
+    config = {"train": {"device": "cpu"}, "plugins": {"sharding": own}}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return HybridTrainer(
         model, optimizer, loss_fn=lambda net, batch: Loss(*loss(net, batch)), config=config

@@ -1,4 +1,4 @@
-"""How each plugin trains beside `sharding`: in two processes, compared with one.
+"""How each plugin trains beside `sharding`: in two processes or four, compared with one.
 
 `python tests/helpers/company_of_processes.py` prints the table of docs/many-gpus.md.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from neaptide.plugin import PluginSpec
 
 STEPS = 24
-STAGES = ("replicate", "1", "3")
-"""Stage 2 has the bits of stage 3, as another test holds."""
+STAGES = ("replicate", "1", "3", "hybrid")
+"""Stage 2 has the bits of stage 3, as another test holds. Hybrid is four processes on two nodes."""
 OWN: dict[str, dict[str, Any]] = {
     **ACTING,
     "fused-layers": {"min_elements": 1},
@@ -82,7 +82,7 @@ def validation_of(directory: Path) -> list[float]:
 
 
 def compared(name: str, folder: Path, stages: Sequence[str] = STAGES) -> list[str]:
-    """Return how a plugin trains in two processes, for each stage.
+    """Return how a plugin trains in several processes, for each stage.
 
     That is the largest difference of a loss from one process, or why it does not train.
     """
@@ -95,7 +95,8 @@ def compared(name: str, folder: Path, stages: Sequence[str] = STAGES) -> list[st
 
 def _told(folder: Path, command: Sequence[str], stage: str) -> str:
     own = [f"--set=run.dir=stage-{stage}", f"--set=plugins.sharding.stage={stage}"]
-    both = several.run_together(2, [*command, *own], cwd=folder)
+    size, nodes = (4, 2) if stage == "hybrid" else (2, 1)
+    both = several.run_together(size, [*command, *own], cwd=folder, nodes=nodes)
     if both[0].returncode:
         (told,) = (one for one in both[0].stderr.splitlines() if one.startswith("error: "))
         why = told.partition(": it ")[2] or told.removeprefix("error: ").partition(" (")[0]

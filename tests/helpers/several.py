@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """Return the variables that tell a process its place."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+def variables(rank: int, size: int, port: int, nodes: int = 1) -> dict[str, str]:
+    """Return the variables that tell a process its place, as if there were so many nodes."""
+    local = size // nodes
+    place = {"RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+    place |= {"LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
     return {"MASTER_ADDR": "127.0.0.1", **{name: str(one) for name, one in place.items()}}
 
 
@@ -35,6 +37,7 @@ def run_together(
     cwd: Path,
     others: Mapping[int, Sequence[str]] | None = None,
     timeout: float = 120,
+    nodes: int = 1,
 ) -> list[warm.Done]:
     """Run `python ARGUMENTS` in `size` processes; return what each printed, by rank.
 
@@ -43,7 +46,7 @@ def run_together(
     port = free_port()
 
     def one(rank: int) -> warm.Done:
-        env = os.environ | variables(rank, size, port)
+        env = os.environ | variables(rank, size, port, nodes)
         given = (others or {}).get(rank, arguments)
         return warm.run(given, cwd=cwd, env=env, timeout=timeout)
 

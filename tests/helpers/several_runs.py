@@ -96,10 +96,13 @@ steps = 2
 RUN = ("-m", "neaptide", "run", "several.toml", "--quiet")
 
 
-def trained(folder: Path, size: int, name: str, *arguments: str) -> Path:
+def trained(folder: Path, size: int, name: str, *arguments: str, nodes: int = 1) -> Path:
     """Train in `size` processes, into the run directory `name`; return it."""
     given = [*RUN, f"--set=run.dir={name}", *arguments]
-    done = run_together(size, given, cwd=folder) if size > 1 else [warm.run(given, cwd=folder)]
+    if size > 1:
+        done = run_together(size, given, cwd=folder, nodes=nodes)
+    else:
+        done = [warm.run(given, cwd=folder)]
     assert [0] * size == [one.returncode for one in done], [one.stderr for one in done]
     assert [""] * (size - 1) == [one.stdout + one.stderr for one in done[1:]]
     return folder / name
@@ -143,9 +146,11 @@ def require_close(one: Path, other: Path) -> None:
     assert validation(one) == pytest.approx(validation(other), rel=1e-6)
 
 
-def begun(folder: Path, name: str, *more: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
-    """Start a long run with --nproc 2; return its process, and those of its ranks, in a step."""
-    command = [sys.executable, *RUN, "--nproc=2", f"--set=run.dir={name}"]
+def begun(
+    folder: Path, name: str, *more: str, size: int = 2
+) -> tuple[subprocess.Popen[str], dict[str, int]]:
+    """Start a long run with --nproc; return its process, and those of its ranks, in a step."""
+    command = [sys.executable, *RUN, f"--nproc={size}", f"--set=run.dir={name}"]
     long = ["--set=train.steps=1000000", "--set=eval.every=0", "--set=run.checkpoint_every=0"]
     process = subprocess.Popen(
         [*command, *long, *more],

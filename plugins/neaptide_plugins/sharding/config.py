@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import attrs
-from attrs.validators import gt, in_
+from attrs.validators import and_, ge, gt, in_
 
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 
-Stage = Literal["replicate", 1, 2, 3]
+Stage = Literal["replicate", 1, 2, 3, "hybrid"]
 """What each process has a part of, by the stages of ZeRO."""
+REGATHERS: tuple[Stage, ...] = (3, "hybrid")
+"""The stages that free the weights of a block after its forward, and gather them again."""
+
+
+def _of_hybrid(config: Any, _: attrs.Attribute[int], value: int) -> None:
+    if value and config.stage != "hybrid":
+        msg = f'is for stage = "hybrid" only (got {value}); remove it'
+        raise ValueError(msg)
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +30,14 @@ class ShardingConfig:
         "replicate",
         validator=in_(get_args(Stage)),
         help="what is divided among the processes: 1 optimizer state; 2 also gradients, and "
-        "weights between steps; 3 also weights in a step; `replicate` nothing",
+        "weights between steps; 3 also weights in a step; `hybrid` as 3, among the processes of a "
+        "node, and each node has the model; `replicate` nothing",
+    )
+    shard_size: int = field(
+        0,
+        validator=and_(ge(0), _of_hybrid),
+        help="with `hybrid`, number of processes that divide one copy of the model; 0: those of a "
+        "node",
     )
     timeout: float = field(
         1800.0,

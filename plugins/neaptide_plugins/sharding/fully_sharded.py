@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -25,9 +26,9 @@ def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def fully_sharded(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], size: int, *, regather: bool
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh, *, regather: bool
 ) -> tuple[dict[str, Any], list[FSDPModule]]:
-    """Divide `model` among `size` processes; return its new parameters by name, and its units.
+    """Divide `model` among processes; return its new parameters by name, and its units.
 
     The given parameters become the rows of this process: they share memory with the new ones, so
     an optimizer of them updates the model. A gradient is the sum over all processes.
@@ -35,14 +36,13 @@ def fully_sharded(
     Args:
         model: whole, and the same in all processes.
         parameters: its parameters, by their first names.
-        size: number of processes.
+        mesh: the processes that divide it; with two dimensions, each row of it divides a copy.
         regather: free the weights of a block after its forward, and gather them in the backward.
     """
-    # Most runs of the plugin need neither, and their import takes time.
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    # Most runs of the plugin do not need it, and its import takes time.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
-    mesh, divided = init_device_mesh("cpu", (size,)), []
+    divided = []
     for module in (*(block for _, block in units(model)), model):
         halves = any(one.dtype in _HALVES for one in module.parameters() if one.requires_grad)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from neaptide_toolkit.optimizer_state import state_bytes
 from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
+from .config import REGATHERS, Stage
 from .fully_sharded import units
 from .shard_store import ShardStore
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neaptide import Ledger, ParameterStore
-
-    from .config import Stage
 
 
 def divided(
@@ -37,7 +36,7 @@ def divided(
         for name, block in units(model)
     ]
     gathered = sum(whole.values())
-    if stage == 3:  # noqa: PLR2004 - this one frees a block after its forward, and gathers the next
+    if stage in REGATHERS:  # the block that runs, and the next
         gathered += min(0, sum(sorted(blocks)[-2:]) - sum(blocks))
     return ledger.add(
         "sharding", "weights.gathered", "device", gathered, ("forward", "backward", "evaluate")

@@ -16,7 +16,8 @@ from neaptide.run.signals import STOPPING
 from neaptide_toolkit.ranks import group as ranks
 from neaptide_toolkit.saved_form import counter
 
-from .config import ShardingConfig
+from .config import REGATHERS, ShardingConfig
+from .copies import Copies
 from .ledgers import divided
 from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
@@ -74,9 +75,9 @@ class Sharding(Plugin[ShardingConfig]):
     _begun: bool = attrs.field(init=False, default=False)
     _model: nn.Module = attrs.field(init=False)
     _shards: ShardStore | None = attrs.field(init=False, default=None)
-    """In the stages 2 and 3."""
+    """In the stages 2, 3 and hybrid."""
     _divided: ShardStore | OptimizerShards | None = attrs.field(init=False, default=None)
-    """In the stages 1, 2 and 3."""
+    """In all stages but `replicate`."""
 
     @hookimpl
     def provide_parameters(
@@ -94,8 +95,8 @@ class Sharding(Plugin[ShardingConfig]):
         if stage == 1:
             self._divided = OptimizerShards(model, optimizer, group)
         else:
-            regather = stage == 3  # noqa: PLR2004 - the stage
-            self._divided = self._shards = ShardStore(model, optimizer, group, regather=regather)
+            copies, regather = Copies.of(self.config, group), stage in REGATHERS
+            self._divided = self._shards = ShardStore(model, optimizer, copies, regather=regather)
         return self._divided
 
     @hookimpl
@@ -108,8 +109,8 @@ class Sharding(Plugin[ShardingConfig]):
             if self._divided is None:  # else it was checked before it was divided
                 check(run, model, self._ranks.size)
             check_store(store, self._ranks.size, self.config.stage)
-            if self.config.check_weights and self._shards is None:
-                self._windows = Windows(store)
+            if self.config.check_weights:
+                self._windows = self._shards.windows() if self._shards else Windows.of(store)
             self._buffers = ChangedBuffers(model)
             self._buffers.checksum()
             run.stash.on_set(STOPPING, self._stop_together)
@@ -242,7 +243,9 @@ class Sharding(Plugin[ShardingConfig]):
             yield
             return
         # Nobody waits for rows while the others are in a forward, which exchanges weights.
-        self._exchange("forward", [self._passes])
+        rows = self._windows.checksum(self._passes) if self._windows else 0
+        found = self._exchange("forward", [self._passes, rows])
+        self._shards.copies.one_of("weights", [int(one) for _, one in found])
         self._shards.reshard()
         yield
         if not torch.is_grad_enabled():  # no backward frees them
@@ -263,20 +266,21 @@ class Sharding(Plugin[ShardingConfig]):
         if self._begun:
             return
         self._begun = True
-        # Of shards there is one copy each: what they were made of was compared.
-        weights = 0 if self._shards is not None else checksum_of_all(self._store)
-        buffers = checksum_of_tensors(self._model.buffers())
-        found = self._exchange("start", [weights, buffers, self._passes])
-        whats = ("weights at the start", "buffers at the start", "numbers of passes")
-        for what, values in zip(whats, zip(*found, strict=True), strict=True):
-            group.require_equal(what, [*map(int, values)])
+        shards = self._shards
+        own = shards.checksum() if shards else checksum_of_all(self._store)
+        found = [own, checksum_of_tensors(self._model.buffers()), self._passes]
+        every = zip(*self._exchange("start", found), strict=True)
+        weights, buffers, passes = ([*map(int, values)] for values in every)
+        (shards.copies.one_of if shards else group.require_equal)("weights at the start", weights)
+        group.require_equal("buffers at the start", buffers)
+        group.require_equal("numbers of passes", passes)
 
     @contextmanager
     def _own_numbers(self, group: Ranks) -> Iterator[None]:
         """Inside the context, draw random numbers that no other process draws."""
         self._passes += 1
         seed = (self._run.config.seed * 1_000_003 + self._passes) * 65_537 + group.rank + 1
-        with rng.preserved():
+        with rng.preserved(), ranks.peers_told():
             rng.seed_all(seed % 2**63)
             try:
                 yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,8 @@ from neaptide.errors import ModelError
 from neaptide.tensors import batch_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -117,18 +119,32 @@ def checksum_of_batch(batch: Any) -> int:
 class Windows:
     """Parts of the weights, one after the other, for a comparison at each step."""
 
-    def __init__(self, store: ParameterStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        weights: Iterable[tuple[int, Callable[[], AbstractContextManager[torch.Tensor]]]],
+    ) -> None:
+        """Take of each weight how many values it has, and how to read it."""
         self._places = [
-            (span, start)
-            for span in store.spans()
-            for start in range(0, max(1, torch.Size(span.shape).numel()), _WINDOW)
+            (read, start) for size, read in weights for start in range(0, max(1, size), _WINDOW)
         ]
+
+    @classmethod
+    def of(cls, store: ParameterStore) -> Windows:
+        """Return those of the whole weights of a store."""
+        return cls(
+            (torch.Size(span.shape).numel(), partial(store.loan, span, "read"))
+            for span in store.spans()
+        )
+
+    @classmethod
+    def of_rows(cls, parameters: Iterable[torch.Tensor]) -> Windows:
+        """Return those of the rows that this process has of each weight."""
+        return cls((one.numel(), partial(nullcontext, one)) for one in parameters)
 
     def checksum(self, number: int) -> int:
         """Return the checksum of the part that is due at comparison `number`."""
-        span, start = self._places[number % len(self._places)]
-        with self._store.loan(span, "read") as weight:
+        read, start = self._places[number % len(self._places)]
+        with read() as weight:
             return checksum(weight.detach().reshape(-1)[start : start + _WINDOW])
 
 

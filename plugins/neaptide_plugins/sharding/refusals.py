@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from neaptide import ConfigError
 
+from .config import REGATHERS, Stage
 from .fully_sharded import units
 from .optimizer_shards import OptimizerShards
 from .shard_store import ShardStore
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     from neaptide import ParameterStore, Run
 
-    from .config import Stage
 
 REFUSED = {
     "layer-streaming": "updates blocks inside the backward, before gradients are added up",
@@ -28,7 +29,7 @@ REFUSED = {
 REFUSED_BY_SHARDS = {
     "int8": "replaces weights, which each forward gathers anew",
 }
-"""Plugins that do not run in the stages 2 and 3, and why."""
+"""Plugins that do not run in the stages 2, 3 and hybrid, and why."""
 _BY_ELEMENT = {
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
     *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.Adagrad),
@@ -38,17 +39,19 @@ _BY_ELEMENT = {
 
 def check_stage(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, stage: Stage) -> None:
     """Raise ConfigError if the model or its optimizer cannot be divided as `stage` says."""
-    way_out = f'set stage = "replicate" @ plugins.sharding.stage = {stage}'
+    shown = json.dumps(stage)
+    way_out = f'set stage = "replicate" @ plugins.sharding.stage = {shown}'
     problems = [
-        f"{name} cannot run with stage = {stage}: it {why}; remove it @ plugins.{name}"
+        f"{name} cannot run with stage = {shown}: it {why}; remove it @ plugins.{name}"
         for name, why in REFUSED_BY_SHARDS.items()
         if name in run.config.plugins and stage != 1
     ]
     interval = getattr(run.config.plugins.get("activation-checkpointing"), "interval", 1)
-    if interval > 1 and stage == 3:  # noqa: PLR2004 - the stage that frees a block after its forward
+    if interval > 1 and stage in REGATHERS:
         problems.append(
-            f"activation-checkpointing computes {interval} blocks again at once, which stage = 3 "
-            f"has not gathered; set interval = 1 @ plugins.activation-checkpointing.interval"
+            f"activation-checkpointing computes {interval} blocks again at once, which "
+            f"stage = {shown} has not gathered; set interval = 1 @ "
+            f"plugins.activation-checkpointing.interval"
         )
     kind = type(optimizer)
     if kind not in _BY_ELEMENT and not vars(kind).get("elementwise", False):
@@ -126,7 +129,7 @@ def check_store(store: ParameterStore, size: int, stage: Stage) -> None:
     if stage != "replicate" and not isinstance(store, OptimizerShards | ShardStore):
         msg = (
             f"another plugin keeps the weights ({type(store).__name__}), so they cannot be "
-            f'divided; set stage = "replicate" @ plugins.sharding.stage = {stage}'
+            f'divided; set stage = "replicate" @ plugins.sharding.stage = {json.dumps(stage)}'
         )
         raise ConfigError(msg)
 

@@ -21,7 +21,7 @@ from neaptide.norms import norm_of
 from .fully_sharded import fully_sharded, reshard
 from .leaving import leave_together
 from .meetings import LoanRequest, Meetings
-from .reducing import WHOLE, checksum
+from .reducing import WHOLE, Windows, checksum, checksum_of_tensors
 from .rows import gathered
 from .state_parts import StateParts
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide_toolkit.ranks.group import Ranks
+    from .copies import Copies
 
 
 class ShardStore(ParameterStore):
     """Divides the model when it is made. The optimizer keeps its parameters: they become rows.
 
     Attributes:
+        copies: the processes, by the copy of the model that they divide.
         meetings: the exchanges of the processes. Each must be able to send rows.
         order: a checksum of the units that have run in the present forward. What is gathered for
             one process is taken for the unit whose turn it is in another.
@@ -45,14 +46,14 @@ class ShardStore(ParameterStore):
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks, *, regather: bool
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, copies: Copies, *, regather: bool
     ) -> None:
         super().__init__(model, optimizer)
-        self._ranks = ranks
-        self._state = StateParts.of(optimizer, self.parameters, ranks)
+        self.copies = copies
+        self._state = StateParts.of(optimizer, self.parameters, copies.shards)
         self._rows = self._state.rows
         self._shards, self._units = fully_sharded(
-            model, self.parameters, ranks.size, regather=regather
+            model, self.parameters, copies.mesh(), regather=regather
         )
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
@@ -60,7 +61,7 @@ class ShardStore(ParameterStore):
         self.order = 0
         for number, unit in enumerate(cast("list[nn.Module]", self._units)):
             unit.register_forward_pre_hook(partial(self._entered, number))
-        self.meetings = Meetings(ranks, self._hand_out)
+        self.meetings = Meetings(copies.every, self._hand_out)
         self.ended_by: BaseException | None = None
 
     def spans(self) -> list[Span]:
@@ -94,6 +95,14 @@ class ShardStore(ParameterStore):
         reshard(self._units)
         self.order = 0
 
+    def checksum(self) -> int:
+        """Return a checksum of the rows that this process has."""
+        return checksum_of_tensors(self.parameters.values())
+
+    def windows(self) -> Windows:
+        """Return parts of these rows, for a comparison at each step."""
+        return Windows.of_rows(self.parameters.values())
+
     def _entered(self, number: int, *_: Any) -> None:
         self.order = (self.order * 31 + number + 1) & WHOLE
 
@@ -118,7 +127,9 @@ class ShardStore(ParameterStore):
         yield lent
         if mode == "write":
             found = self.meetings.exchange("written", [checksum(lent)])
-            self._ranks.require_equal(f"values for {span.name!r}", [int(one) for (one,) in found])
+            self.copies.every.require_equal(
+                f"values for {span.name!r}", [int(one) for (one,) in found]
+            )
             self._own(span.name, of).copy_(self._rows[span.name].own(lent))
             self._norm = None
 
@@ -133,10 +144,13 @@ class ShardStore(ParameterStore):
         self._state.load(state, read, self._numbered())
 
     def _hand_out(self, request: LoanRequest, takers: Sequence[int]) -> Any:
-        name = [*self.parameters][request.number]
+        name, shards = [*self.parameters][request.number], self.copies.shards
+        takers = self.copies.inside(takers)
+        if not takers:  # another copy has all of it
+            return None
         if request.of == "state":
-            return self._state.hand_out(name, takers, self._ranks)
-        return gathered(self._own(name, request.of), self._rows[name], takers, self._ranks)
+            return self._state.hand_out(name, takers, shards)
+        return gathered(self._own(name, request.of), self._rows[name], takers, shards)
 
     def _own(self, name: str, of: str) -> torch.Tensor:
         """Return the rows of this process, in place."""
@@ -178,12 +192,14 @@ class ShardStore(ParameterStore):
 
     def know_squares(self, squares: Sequence[float]) -> None:
         """Take the norm of the present gradients from what all processes have told each other."""
-        self._norm = _root(squares)
+        self._norm = _root(self.copies.one_of("gradients", squares))
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm of the whole gradients, 0-dim; zero without gradients."""
         if self._norm is None:
-            self._norm = _root([one for (one,) in self.meetings.exchange("norm", [self.squares()])])
+            found = self.meetings.exchange("norm", [self.squares()])
+            self.know_squares([one for (one,) in found])
+            assert self._norm is not None
         wide = any(one.dtype == torch.float64 for one in self._gradients())
         return torch.tensor(self._norm, dtype=torch.float64 if wide else torch.float32)
 

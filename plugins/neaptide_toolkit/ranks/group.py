@@ -20,6 +20,7 @@ from neaptide.errors import ConfigError, NeaptideError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.distributed import distributed_c10d as c10d
 
@@ -46,11 +47,27 @@ class Ranks:
 
     Attributes:
         rank: the number of this process, from 0.
-        size: number of processes, at least 2.
+        size: number of processes.
+        group: torch's group of them; None for that of all processes.
     """
 
     rank: int
     size: int
+    group: dist.ProcessGroup | None = None
+
+    def among(self, numbers: Sequence[int], seconds: float) -> Ranks:
+        """Return the group of those of all processes that have one of `numbers`, as this one has.
+
+        They must all call this. `seconds` is the longest wait for one of them.
+        """
+        with _told():
+            made = dist.new_group(
+                [*numbers],
+                timeout=timedelta(seconds=seconds),
+                backend="gloo",
+                use_local_synchronization=True,
+            )
+        return Ranks(numbers.index(self.rank), len(numbers), made)
 
     def exchange(self, place: str, numbers: Sequence[float]) -> list[list[float]]:
         """Return the numbers of every process, by rank. The processes must be at one place.
@@ -74,7 +91,7 @@ class Ranks:
         mine[: len(own)] = torch.tensor(own, dtype=torch.float64, device="cpu")
         found = torch.empty(self.size, _NUMBERS, dtype=torch.float64, device="cpu")
         with _told():
-            dist.all_gather([*found.unbind()], mine)
+            dist.all_gather([*found.unbind()], mine, group=self.group)
         rows: list[list[float]] = found.tolist()
         return [PLACES[int(row[0])] for row in rows], [row[1 : len(own)] for row in rows]
 
@@ -101,7 +118,7 @@ class Ranks:
     def add(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` by its sum over all processes. They all get the same bits."""
         with _told():
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
 
     def gather(
         self, own: torch.Tensor, parts: list[torch.Tensor] | None, only: int | None = None
@@ -110,14 +127,15 @@ class Ranks:
         with _told():
             if only is None:
                 assert parts is not None, "every process takes the parts"
-                dist.all_gather([_bytes(part) for part in parts], _bytes(own))
+                dist.all_gather([_bytes(part) for part in parts], _bytes(own), group=self.group)
             else:
-                dist.gather(_bytes(own), parts and [_bytes(part) for part in parts], dst=only)
+                taken = parts and [_bytes(part) for part in parts]
+                dist.gather(_bytes(own), taken, group=self.group, group_dst=only)
 
     def largest(self, tensor: torch.Tensor) -> None:
         """Replace each value of `tensor` by the largest of all processes."""
         with _told():
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,13 +151,23 @@ def _disagreement(how: str, values: Sequence[object]) -> PeersDisagreeError:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def peers_told(part: str = "gloo/transport") -> Iterator[None]:
+    """Inside the context, an error of an exchange that other code makes is a PeerLostError.
+
+    `part` is a part of its message: torch.distributed has no narrower class for errors of gloo.
+    """
     try:
         yield
-    except RuntimeError as error:  # torch.distributed has no narrower class for gloo
+    except RuntimeError as error:
+        if part not in str(error):
+            raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         msg = f"another process of the run is gone ({first}); its own message tells why"
         raise PeerLostError(msg) from error
+
+
+def _told() -> AbstractContextManager[None]:
+    return peers_told("")
 
 
 def current() -> Ranks | None:

@@ -27,7 +27,7 @@ from torch import nn
 from neaptide import HybridTrainer
 
 case, stage, rank = sys.argv[1], sys.argv[2], int(os.environ.get("RANK", 0))
-stage = stage if stage == "replicate" else int(stage)
+stage = int(stage) if stage.isdecimal() else stage
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -73,7 +73,10 @@ def loss_fn(net, batch):
     return nn.functional.mse_loss(net(batch["x"]), batch["y"])
 
 
-config = {"seed": 1, "plugins": {"sharding": {"stage": stage}}, "phases": {"warmup": {"steps": 0}}}
+own = {"stage": stage, **({"shard_size": 2} if stage == "hybrid" else {})}
+if case == "sizes" and rank:
+    own["shard_size"] = 4
+config = {"seed": 1, "plugins": {"sharding": own}, "phases": {"warmup": {"steps": 0}}}
 losses = []
 with HybridTrainer(model, optimizer, loss_fn=loss_fn, config=config) as trainer:
     for step in range(6):
@@ -89,6 +92,8 @@ with HybridTrainer(model, optimizer, loss_fn=loss_fn, config=config) as trainer:
             span = trainer.store.spans()[0]
             with trainer.store.loan(span, "write") as weight:
                 weight.mul_(1.0 + 0.1 * rank)
+        if case == "rows" and step == 2 and rank == 3:
+            weights[0].data.mul_(1.001)
         losses.append(float(trainer.step(batch).loss))
 if rank == 0:
     print(json.dumps(losses))
@@ -123,10 +128,28 @@ def test_what_would_train_apart_is_told(script: Path, case: str, stage: str, tol
     assert told in "".join(one.stderr for one in done)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("rows", "processes 1 and 3 have the same part of the model, and different weights"),
+        ("sizes", "have different settings of stage and shard_size"),
+        ("written", "different values for 'blocks.0.linear.weight'"),
+        ("order", "different weights, changed buffers or orders of blocks"),
+    ],
+)
+def test_copies_that_would_train_apart_are_told(script: Path, case: str, told: str) -> None:
+    command = ["-m", script.stem, case, "hybrid"]
+    done = run_together(4, command, cwd=script.parent, timeout=90)
+    assert all(one.returncode for one in done)
+    assert told in "".join(one.stderr for one in done)
+
+
 @pytest.mark.parametrize(
     ("case", "stage"),
     [
         ("frozen", "3"),
+        pytest.param("frozen", "hybrid", marks=pytest.mark.slow),
         pytest.param("frozen", "2", marks=pytest.mark.slow),
         pytest.param("frozen", "1", marks=pytest.mark.slow),
         pytest.param("plain", "3", marks=pytest.mark.slow),
@@ -134,6 +157,7 @@ def test_what_would_train_apart_is_told(script: Path, case: str, stage: str, tol
 )
 def test_what_a_loop_does_between_steps_counts(script: Path, case: str, stage: str) -> None:
     alone = warm.run(["-m", script.stem, case, "replicate"], cwd=script.parent)
-    first, second = run_together(2, ["-m", script.stem, case, stage], cwd=script.parent, timeout=90)
-    assert [0, 0, 0] == [one.returncode for one in (alone, first, second)], first.stderr
-    assert json.loads(alone.stdout) == pytest.approx(json.loads(first.stdout), rel=1e-6)
+    command, size = ["-m", script.stem, case, stage], 4 if stage == "hybrid" else 2
+    done = run_together(size, command, cwd=script.parent, timeout=90)
+    assert [0] * (1 + size) == [one.returncode for one in (alone, *done)], done[0].stderr
+    assert json.loads(alone.stdout) == pytest.approx(json.loads(done[0].stdout), rel=1e-6)

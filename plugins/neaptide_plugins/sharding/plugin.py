@@ -228,7 +228,7 @@ class Sharding(Plugin[ShardingConfig]):
         if self._shards is not None:
             own = self._shards.order
         else:
-            own = self._windows.checksum(self._passes) if self._windows else 0
+            own = self._windows.checksum() if self._windows else 0
         return (own + 31 * self._buffers.checksum()) & WHOLE
 
     def _exchange(self, place: str, numbers: list[float]) -> list[list[float]]:
@@ -243,7 +243,7 @@ class Sharding(Plugin[ShardingConfig]):
             yield
             return
         # Nobody waits for rows while the others are in a forward, which exchanges weights.
-        rows = self._windows.checksum(self._passes) if self._windows else 0
+        rows = self._windows.checksum() if self._windows else 0
         found = self._exchange("forward", [self._passes, rows])
         self._shards.copies.one_of("weights", [int(one) for _, one in found])
         self._shards.reshard()
@@ -268,11 +268,11 @@ class Sharding(Plugin[ShardingConfig]):
         self._begun = True
         shards = self._shards
         own = shards.checksum() if shards else checksum_of_all(self._store)
-        found = [own, checksum_of_tensors(self._model.buffers()), self._passes]
-        every = zip(*self._exchange("start", found), strict=True)
-        weights, buffers, passes = ([*map(int, values)] for values in every)
+        buffers = checksum_of_tensors(self._model.buffers())
+        every = zip(*self._exchange("start", [own, buffers, self._passes]), strict=True)
+        weights, held, passes = ([*map(int, values)] for values in every)
         (shards.copies.one_of if shards else group.require_equal)("weights at the start", weights)
-        group.require_equal("buffers at the start", buffers)
+        group.require_equal("buffers at the start", held)
         group.require_equal("numbers of passes", passes)
 
     @contextmanager

@@ -116,6 +116,10 @@ def checksum_of_batch(batch: Any) -> int:
     return total
 
 
+def _lent(weight: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
+    return nullcontext(weight)
+
+
 class Windows:
     """Parts of the weights, one after the other, for a comparison at each step."""
 
@@ -127,6 +131,7 @@ class Windows:
         self._places = [
             (read, start) for size, read in weights for start in range(0, max(1, size), _WINDOW)
         ]
+        self._next = 0
 
     @classmethod
     def of(cls, store: ParameterStore) -> Windows:
@@ -139,11 +144,12 @@ class Windows:
     @classmethod
     def of_rows(cls, parameters: Iterable[torch.Tensor]) -> Windows:
         """Return those of the rows that this process has of each weight."""
-        return cls((one.numel(), partial(nullcontext, one)) for one in parameters)
+        return cls((one.numel(), partial(_lent, one)) for one in parameters)
 
-    def checksum(self, number: int) -> int:
-        """Return the checksum of the part that is due at comparison `number`."""
-        read, start = self._places[number % len(self._places)]
+    def checksum(self) -> int:
+        """Return the checksum of the next part; all processes ask equally often."""
+        read, start = self._places[self._next % len(self._places)]
+        self._next += 1
         with read() as weight:
             return checksum(weight.detach().reshape(-1)[start : start + _WINDOW])
 

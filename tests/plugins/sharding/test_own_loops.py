@@ -93,10 +93,12 @@ with HybridTrainer(model, optimizer, loss_fn=loss_fn, config=config) as trainer:
             with trainer.store.loan(span, "write") as weight:
                 weight.mul_(1.0 + 0.1 * rank)
         if case == "rows" and step == 2 and rank == 3:
-            weights[0].data.mul_(1.001)
+            weights[4].data.mul_(1.001)
         losses.append(float(trainer.step(batch).loss))
 if rank == 0:
     print(json.dumps(losses))
+if "RANK" in os.environ:
+    dist.destroy_process_group()
 """
 
 

@@ -7,7 +7,9 @@ not wait for each other.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -208,3 +210,18 @@ def group_of(store: c10d.Store, rank: int, size: int, seconds: float) -> Iterato
         yield Ranks(rank, size)
     finally:
         dist.destroy_process_group()
+    # After an error this would wait for the threads, and they for a process that may not answer.
+    _end_threads()
+
+
+def _end_threads() -> None:
+    """End the threads of groups that are destroyed: Python is not to end while they run.
+
+    torch remembers what it found out about each operation of a divided tensor, and with it the
+    group of its processes.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug  # noqa: PLC0415 - imported only if it was used
+
+        debug._clear_sharding_prop_cache()  # noqa: SLF001 - torch has no other name for it
+        gc.collect()

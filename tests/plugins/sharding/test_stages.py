@@ -9,12 +9,26 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from several import run_together
 from several_runs import begun, digest, failed, require_close, rows, stopped_at_16, trained
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo and fork, as tested here")
+
+
+ENDING = """
+import atexit, runpy, sys
+from pathlib import Path
+names = lambda: [one.read_text().strip() for one in Path("/proc/self/task").glob("*/comm")]
+atexit.register(lambda: print([one for one in names() if one.startswith(("gloo", "pt_"))]))
+name, stage = sys.argv[1:]
+options = [f"--set=run.dir={name}", f"--set=plugins.sharding.stage={stage}", "--set=train.steps=4"]
+sys.argv = ["neaptide", "run", "several.toml", "--quiet", *options]
+runpy.run_module("neaptide", run_name="__main__", alter_sys=True)
+"""
+"""Prints the names of those threads of torch that run when Python ends."""
 
 
 def stage_of(stage: int) -> str:
@@ -56,6 +70,16 @@ def test_a_repeat_has_the_same_bits(folder: Path, one: Path, stage: int) -> None
     assert rows(first) == rows(second) == rows(third)
     assert digest(first) == digest(second) == digest(third)
     require_close(one, first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "nodes"), [("1", 1), ("3", 1), ("hybrid", 2)])
+def test_no_thread_of_the_group_runs_when_python_ends(folder: Path, stage: str, nodes: int) -> None:
+    """It could still hear another process leave while the interpreter is torn down."""
+    command = ["-c", ENDING, f"threads-{stage}", stage]
+    done = run_together(2 * nodes, command, cwd=folder, nodes=nodes)
+    assert {0} == {one.returncode for one in done}, done[0].stderr
+    assert {"[]"} == {one.stdout.splitlines()[-1] for one in done}
 
 
 @pytest.mark.slow

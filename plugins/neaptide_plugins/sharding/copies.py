@@ -29,7 +29,7 @@ _NODE = "LOCAL_WORLD_SIZE", "LOCAL_RANK"
 
 
 @attrs.frozen(eq=False)
-class Copies:
+class ModelCopies:
     """All processes of a run, by the copy of the model that they have a part of.
 
     Attributes:
@@ -43,7 +43,7 @@ class Copies:
     alike: Ranks | None
 
     @classmethod
-    def of(cls, config: ShardingConfig, every: Ranks) -> Copies:
+    def of(cls, config: ShardingConfig, every: Ranks) -> ModelCopies:
         """Return the copies that the settings ask for; ConfigError if there cannot be such."""
         size, seconds = size_of_copy(config, every), config.timeout
         if size == every.size:

@@ -17,7 +17,7 @@ from neaptide_toolkit.ranks import group as ranks
 from neaptide_toolkit.saved_form import counter
 
 from .config import REGATHERS, ShardingConfig
-from .copies import Copies
+from .copies import ModelCopies
 from .ledgers import divided
 from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
@@ -95,7 +95,7 @@ class Sharding(Plugin[ShardingConfig]):
         if stage == 1:
             self._divided = OptimizerShards(model, optimizer, group)
         else:
-            copies, regather = Copies.of(self.config, group), stage in REGATHERS
+            copies, regather = ModelCopies.of(self.config, group), stage in REGATHERS
             self._divided = self._shards = ShardStore(model, optimizer, copies, regather=regather)
         return self._divided
 

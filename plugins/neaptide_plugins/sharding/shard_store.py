@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .copies import Copies
+    from .copies import ModelCopies
 
 
 class ShardStore(ParameterStore):
@@ -46,7 +46,12 @@ class ShardStore(ParameterStore):
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, copies: Copies, *, regather: bool
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        copies: ModelCopies,
+        *,
+        regather: bool,
     ) -> None:
         super().__init__(model, optimizer)
         self.copies = copies

@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -223,5 +223,6 @@ def _end_threads() -> None:
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import debug  # noqa: PLC0415 - imported only if it was used
 
-        debug._clear_sharding_prop_cache()  # noqa: SLF001 - torch has no other name for it
+        clear: Any = debug._clear_sharding_prop_cache  # noqa: SLF001 - torch has no other name
+        clear()
         gc.collect()

@@ -9,7 +9,7 @@ import pytest
 
 from neaptide import ConfigError
 from neaptide_plugins.sharding.config import ShardingConfig
-from neaptide_plugins.sharding.copies import Copies, size_of_copy
+from neaptide_plugins.sharding.copies import ModelCopies, size_of_copy
 from neaptide_toolkit.ranks.group import PeersDisagreeError, Ranks
 
 Nodes = Sequence[tuple[str, str]]
@@ -84,7 +84,7 @@ def test_a_number_of_processes_is_for_hybrid_only() -> None:
 
 
 def test_the_parts_of_each_copy_must_be_alike() -> None:
-    copies = Copies(Ranks(3, 4), Ranks(1, 2), Ranks(1, 2))
+    copies = ModelCopies(Ranks(3, 4), Ranks(1, 2), Ranks(1, 2))
     assert copies.inside([0, 2, 3]) == [0, 1]
     assert copies.one_of("weights", [1, 2, 1, 2]) == [1, 2]
     assert len(copies.one_of("gradients", [float("nan"), 2.0] * 2)) == 2

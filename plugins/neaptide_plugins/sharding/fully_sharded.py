@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -44,7 +44,7 @@ def fully_sharded(
 
     divided = []
     for module in (*(block for _, block in units(model)), model):
-        halves = any(one.dtype in _HALVES for one in module.parameters() if one.requires_grad)
+        halves = any(one.dtype in HALVES for one in module.parameters() if one.requires_grad)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)
         # The model itself keeps its own weights until the backward, which needs them first.
         after = False if module is model else regather

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from neaptide_toolkit.optimizer_state import state_bytes
 from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
 from .config import REGATHERS, Stage
-from .fully_sharded import units
+from .fully_sharded import HALVES, units
 from .shard_store import ShardStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from neaptide import Ledger, ParameterStore
+    from neaptide.api.spans import Span
 
 
 def divided(
@@ -28,19 +33,84 @@ def divided(
     ledger = ledger.add("sharding", "optimizer.state", "device", _state_of(store, size))
     if not isinstance(store, ShardStore):
         return ledger
-    whole = {span.name: span.bytes for span in store.spans()}
-    own = sum(one.nbytes for one in store.parameters.values()) / max(1, sum(whole.values()))
+    whole = {span.name: span for span in store.spans()}
+    total = sum(span.bytes for span in whole.values())
+    own = sum(one.nbytes for one in store.parameters.values()) / max(1, total)
     ledger = ledger.scale("weights", own).scale("gradients", own)
     blocks = [
-        sum(whole.get(f"{name}.{inner}", 0) for inner, _ in block.named_parameters())
-        for name, block in units(model)
+        [
+            whole[name]
+            for inner, _ in block.named_parameters()
+            if (name := f"{path}.{inner}") in whole
+        ]
+        for path, block in units(model)
     ]
-    gathered = sum(whole.values())
-    if stage in REGATHERS:  # the block that runs, and the next
-        gathered += min(0, sum(sorted(blocks)[-2:]) - sum(blocks))
-    return ledger.add(
-        "sharding", "weights.gathered", "device", gathered, ("forward", "backward", "evaluate")
+    inside = {span.name for block in blocks for span in block}
+    parts = [[span for span in whole.values() if span.name not in inside], *blocks]
+    held = _Held(
+        [sum(span.bytes for span in part) for part in parts],
+        [sum(span.bytes for span in part if span.trainable) for part in parts],
+        [sum(_added_up(span) for span in part) for part in parts],
+        size,
+        regathers=stage in REGATHERS,
     )
+    gathered, moments = "weights.gathered", ("forward", "evaluate")
+    ledger = ledger.add("sharding", gathered, "device", held.in_forward(), moments)
+    return ledger.add("sharding", gathered, "device", held.in_backward(), ("backward",))
+
+
+@attrs.frozen
+class _Held:
+    """What torch's `fully_shard` holds of the units, in the order in which a forward runs them.
+
+    The model itself is the first unit: it has the weights outside of blocks, which it keeps.
+    """
+
+    weights: Sequence[int]
+    """Bytes of each unit."""
+    gradients: Sequence[int]
+    """Bytes of its whole gradients."""
+    added_up: Sequence[int]
+    """Bytes of the buffer from which they are added up."""
+    size: int
+    regathers: bool = attrs.field(kw_only=True)
+
+    def in_forward(self) -> int:
+        """Return the most bytes: of gathered weights, of their buffer, and of the one before."""
+        return max(
+            self._gathered(last) + self.weights[last] + (self.weights[last - 1] if last else 0)
+            for last in range(len(self.weights))
+        )
+
+    def in_backward(self) -> int:
+        """Return the most bytes, less the gradients of this process that are still to come."""
+        return max(self._at(unit) for unit in range(len(self.weights)))
+
+    def _at(self, unit: int) -> int:
+        """Return what is held while the gradients of a unit are computed."""
+        ahead = self.weights[unit - 1] if self.regathers and unit > 1 else 0
+        before = self.added_up[unit + 1] if unit + 1 < len(self.weights) else 0
+        gradients = self.gradients[unit] + (self.gradients[0] if unit else 0)
+        to_come = sum(self.gradients[: unit + 1]) // self.size
+        buffer = max(
+            self._gathered(unit) + before, self._gathered(unit, freed=True) + self.added_up[unit]
+        )
+        return buffer + ahead + gradients - to_come
+
+    def _gathered(self, unit: int, *, freed: bool = False) -> int:
+        """Return the bytes of whole weights while a unit is at work, or after it has freed its."""
+        if self.regathers:
+            blocks = self.weights[unit] if unit and not freed else 0
+        else:
+            blocks = sum(self.weights[1 : unit + (not freed)])
+        return blocks + (0 if freed and not unit else self.weights[0])
+
+
+def _added_up(span: Span) -> int:
+    """Return the bytes of a gradient where it is added up: halves in float32."""
+    if not span.trainable:
+        return 0
+    return span.bytes * (4 // span.dtype.itemsize if span.dtype in HALVES else 1)
 
 
 def _state_of(store: ParameterStore, size: int) -> int:

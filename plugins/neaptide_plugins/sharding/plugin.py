@@ -215,6 +215,8 @@ class Sharding(Plugin[ShardingConfig]):
             return ledger
         trained = [span.bytes for span in self._store.spans() if span.trainable]
         held = min(sum(trained), max(BUCKET, max(trained, default=0)))
+        if stage == 1:  # after that, updated rows are sent from one buffer to another
+            held += held // self._ranks.size
         return ledger.add("sharding", "gradients.sum", "device", held, ("update",))
 
     @hookimpl

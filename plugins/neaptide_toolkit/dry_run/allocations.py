@@ -219,6 +219,17 @@ class AllocationLog:
                 found[change.during] = Peak(change.during, total, kinds)
         return found
 
+    def most(self, *places: Where) -> dict[str, int]:
+        """Return the most bytes of each kind in these places, each at its own moment."""
+        now: Counter[str] = Counter()
+        found: dict[str, int] = {}
+        for change in self.changes:
+            if change.piece.where in places:
+                kind = change.piece.kind
+                now[kind] += change.bytes
+                found[kind] = max(found.get(kind, 0), now[kind])
+        return found
+
     def reserved(self) -> int:
         """Return the bytes that PyTorch's caching allocator takes for all changes on the device."""
         allocator = CachingAllocator()

@@ -7,7 +7,7 @@ same lane and after what it waits for.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -66,9 +66,15 @@ class Clock:
 
     Attributes:
         now: the end of the last operation on the device, in seconds since the start.
+        started: when the present count began.
+        enqueued: when the host has enqueued the last operation.
+        as_often: how many times each operation runs.
         disk_free: when the disk has done what was submitted.
         busy, waited: as in `Times`, of the present count.
         written: bytes that the present count has written to the disk.
+        sent: bytes that it has sent to other processes, by collective.
+        before: called with an operation, the tensors in its arguments and its results, before it is
+            counted.
     """
 
     def __init__(
@@ -80,18 +86,20 @@ class Clock:
         self._rates: Any = _RateArrays(machines)
         self._is_on_host, self._is_on_disk = is_on_host, is_on_disk
         start: Any = np.zeros(len(machines))
-        self.now = self.disk_free = self._started = start
+        self.now = self.disk_free = self.enqueued = self.started = start
+        self.before: Callable[[Any, list[torch.Tensor], Any], None] = lambda *_: None
+        self.sent: Counter[str] = Counter()
         self.busy: defaultdict[str, Any] = defaultdict(lambda: start)
         self.waited: defaultdict[str, Any] = defaultdict(lambda: start)
         self.written = 0
-        self._enqueued = start  # when the host has enqueued the last operation
         self._copied: int | None = None  # bytes of the copy that is being submitted
         self._on_disk: Any = 0.0  # seconds of the disk for this copy
-        self._times = 1  # as often as each operation runs
+        self.as_often = 1
 
     def restart(self) -> None:
         """Count from here on. Copies under way go on."""
-        self._started = self.now
+        self.started = self.now
+        self.sent.clear()
         self.busy.clear()
         self.waited.clear()
         self.written = 0
@@ -104,7 +112,7 @@ class Clock:
                 {engine: float(each[place]) for engine, each in self.busy.items()},
                 {lane: float(each[place]) for lane, each in self.waited.items()},
             )
-            for place, seconds in enumerate(self.now - self._started)
+            for place, seconds in enumerate(self.now - self.started)
         )
 
     def ran(
@@ -115,11 +123,12 @@ class Clock:
         `given` are the tensors in `args`. `made` is what it made or, if it returns nothing,
         what it changed.
         """
+        self.before(operation, given, made)
         given = given + nested_tensors(made)
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
         if self._copied is not None:
-            nbytes = given[0].numel() * given[0].element_size() * self._times
+            nbytes = given[0].numel() * given[0].element_size() * self.as_often
             self._copied += nbytes
             if self._is_on_disk(given[0]):
                 self._on_disk += nbytes / rates.disk_write
@@ -132,12 +141,12 @@ class Clock:
         if operation is _READ:
             if not self._is_on_host(given[0]):
                 self._run(HOST, rates.copy_latency)
-                self._enqueued = self.now  # the host waits for the value
+                self.enqueued = self.now  # the host waits for the value
         elif operation in _COPIES and on_both:
             # Memory that is not pinned goes through a buffer: half the rate, and the host waits.
             rate = (rates.to_host if self._is_on_host(made) else rates.to_device) / 2
             self._run(HOST, rates.copy_latency + made.numel() * made.element_size() / rate)
-            self._enqueued = self.now
+            self.enqueued = self.now
         elif hosts and all(hosts):
             self._on_host(_flops(operation, args, made), moved)
         else:
@@ -159,9 +168,9 @@ class Clock:
     def _on_host(self, flops: float, moved: int) -> None:
         """Run an operation of the host, which waits for its end."""
         rates = self._rates
-        self._enqueued = np.maximum(self._enqueued, self.now)
+        self.enqueued = np.maximum(self.enqueued, self.now)
         self._run(HOST, np.maximum(flops / rates.host_flops, moved / rates.host_bandwidth))
-        self._enqueued = self.now
+        self.enqueued = self.now
 
     def copies(self, work: Callable[[], None]) -> tuple[int, Any]:
         """Run `work`; return the bytes that it copies, and the seconds of the disk for them."""
@@ -181,11 +190,11 @@ class Clock:
     @contextmanager
     def times(self, count: int) -> Iterator[None]:
         """Within this context, each operation takes the time of `count`."""
-        before, self._times = self._times, self._times * count
+        before, self.as_often = self.as_often, self.as_often * count
         try:
             yield
         finally:
-            self._times = before
+            self.as_often = before
 
     def latency(self) -> Any:
         """Return the seconds that a copy takes in addition to its bytes."""
@@ -199,10 +208,10 @@ class Clock:
 
     def _run(self, engine: str, seconds: Any, launch: Any = 0.0) -> None:
         """Run an operation, as often as `times` says, each after the host has enqueued it."""
-        first, last = self._enqueued + launch, self._enqueued + launch * self._times
-        self._enqueued = last
-        self.busy[engine] = self.busy[engine] + seconds * self._times
-        self.now = np.maximum(np.maximum(self.now, first) + seconds * self._times, last + seconds)
+        first, last = self.enqueued + launch, self.enqueued + launch * self.as_often
+        self.enqueued = last
+        self.busy[engine] = self.busy[engine] + seconds * self.as_often
+        self.now = np.maximum(np.maximum(self.now, first) + seconds * self.as_often, last + seconds)
 
 
 def _flops(operation: Any, args: tuple[Any, ...], made: Any) -> float:

@@ -11,12 +11,10 @@ import attrs
 import psutil
 from torch.utils._python_dispatch import _disable_current_modes
 
-from neaptide import HybridTrainer, Task
+from neaptide import HybridTrainer
 from neaptide.errors import DataError, NeaptideError, PluginError, described
 from neaptide.hooks.registry import installed_plugins
-from neaptide.plugin import sole
 from neaptide.run import assembly
-from neaptide.run.feed import moved
 from neaptide_kernels.parts import parts_by
 from neaptide_toolkit.machine import profiles
 from neaptide_toolkit.machine.pretended import as_if
@@ -28,10 +26,12 @@ from neaptide_toolkit.tensors import nested_tensors
 from .allocations import DEVICE, AllocationLog, Check, no_limit
 from .as_cuda.attention import as_cuda_attends
 from .as_cuda.autocasting import as_cuda_casts
+from .as_cuda.computing import as_cuda_steps, computing_on_device
 from .assumptions import UnplannableError
 from .clock import Clock, Times
 from .own.ops import OwnOps
 from .own.parts import two_calls, two_micro_batches, two_parts, two_rows
+from .processes.link import in_plain, linked
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
 from .undispatched import all_dispatched
@@ -39,13 +39,15 @@ from .undispatched.kernels import temporary, temporary_anywhere
 from .unknown import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
     from neaptide.api.steps import StepResult
     from neaptide.config import RunConfig
     from neaptide_toolkit.machine.profiles import Rates
+
+    from .processes.places import Processes
 
 _MOMENTS = {
     "around_forward": "forward",
@@ -75,6 +77,7 @@ class DryRun:
         assumptions: what is taken for granted of values that decide, each in one line, with the
             file and line of the code.
         jumped: whether Predict and Correct were run, too; None if no plugin predicts.
+        sent: bytes that this process sends to others in that step, by collective.
     """
 
     allocations: AllocationLog
@@ -84,10 +87,15 @@ class DryRun:
     process: int
     assumptions: tuple[str, ...]
     jumped: bool | None
+    sent: Mapping[str, int]
 
 
 def dry_run(
-    config: RunConfig, machines: Sequence[Rates], kind: str, check: Check = no_limit
+    config: RunConfig,
+    machines: Sequence[Rates],
+    kind: str,
+    check: Check = no_limit,
+    processes: Processes | None = None,
 ) -> DryRun:
     """Build the model, the data and the optimizer of `config`, and train it without values.
 
@@ -96,6 +104,7 @@ def dry_run(
         machines: the rates of those that are planned; none if they are unknown.
         kind: `cpu`, or `cuda` for a device with memory of its own.
         check: as in `AllocationLog`; what it raises ends the dry run.
+        processes: those of the run, if it has several. The machines are those of one process.
 
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
@@ -109,7 +118,7 @@ def dry_run(
     def taken(operation: Any, args: tuple[Any, ...], made: Any) -> int:
         return known(operation, args, made) + own.workspace(operation, args)
 
-    mode = Unknown(log.made, clock.ran, taken, own.plain)
+    mode = Unknown(log.made, clock.ran, taken, lambda *work: own.plain(*work) or in_plain(*work))
 
     def mapped(pages: Any, flat: torch.Tensor) -> None:
         log.mapped(pages, flat)
@@ -124,15 +133,16 @@ def dry_run(
         inside.enter_context(all_dispatched(log.made))
         inside.enter_context(reads_by(mode))
         inside.enter_context(_explained(mode))
+        inside.enter_context(linked(processes, machines, clock, log, mode, streams=accelerated))
         inside.enter_context(mode)
         if accelerated:
-            inside.enter_context(_computing_on_device(log))
+            inside.enter_context(computing_on_device(log))
             inside.enter_context(recurrent_as_cuda(mode.assumptions.note))
             inside.enter_context(as_cuda_attends(mode.is_unknown, mode.assumptions.note))
             inside.enter_context(as_cuda_casts())
         trainer = inside.enter_context(HybridTrainer.from_config(_prepared(config, kind)))
         if accelerated:
-            _as_cuda_does(trainer.optimizer, log)
+            as_cuda_steps(trainer.optimizer, log)
         with _disable_current_modes():  # data have values
             data = assembly.build_data(config, trainer.hooks)
             batches = [*islice(cycle(data.train), _STEPS)]
@@ -150,7 +160,7 @@ def dry_run(
 
         for batch in batches:
             result = train(batch, "full")
-        times, written = clock.spent() if machines else (), clock.written
+        times, written, sent = clock.spent() if machines else (), clock.written, dict(clock.sent)
         jumped = None
         if any("predictor" in spec.claims for spec in trainer.hooks.specs.values()):
             jumped = _jump(train, batches[-1])
@@ -165,6 +175,7 @@ def dry_run(
             process=psutil.Process(os.getpid()).memory_info().rss,
             assumptions=(*mode.assumptions, *([_NO_JUMP] if jumped is False else [])),
             jumped=jumped,
+            sent=sent,
         )
 
 
@@ -218,41 +229,6 @@ def _prepared(config: RunConfig, kind: str) -> RunConfig:
 
 
 @contextmanager
-def _computing_on_device(log: AllocationLog) -> Iterator[None]:
-    """Let a run compute on `DEVICE`, though its tensors say that they are on `cpu`.
-
-    A batch, or each part of it, moves there where a loss is computed, as in a run on a GPU.
-    """
-    choose_device, build_task = assembly.choose_device, assembly.build_task
-
-    def build(config: RunConfig, hooks: Any) -> Task:
-        task = build_task(config, hooks)
-        loss_fn = sole(assembly.LOSS_GROUP)(task.loss_fn, None)
-
-        def loss(model: torch.nn.Module, batch: Any) -> Any:
-            before, log.kind = log.kind, "batch"
-            here = moved(batch, DEVICE)
-            log.kind = before
-            return loss_fn(model, here)
-
-        return Task(task.module, loss)
-
-    assembly.choose_device = lambda name, model: DEVICE  # noqa: ARG005 - their names are asked
-    assembly.build_task = build
-    try:
-        yield
-    finally:
-        assembly.choose_device, assembly.build_task = choose_device, build_task
-
-
-def _as_cuda_does(optimizer: torch.optim.Optimizer, log: AllocationLog) -> None:
-    """Compute all tensors of a group at once, PyTorch's default where all of them are on CUDA."""
-    for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            group["foreach"] = not any(map(log.is_on_host, group["params"]))
-
-
-@contextmanager
 def _explained(mode: Unknown) -> Iterator[None]:
     """Say what was assumed if the code fails: an assumption may be the cause."""
     try:
@@ -271,11 +247,18 @@ def _explained(mode: Unknown) -> Iterator[None]:
 
 
 def _name(log: AllocationLog, trainer: HybridTrainer) -> None:
-    parameters = [*trainer.model.parameters()]
+    parameters = [*map(_own, trainer.model.parameters())]
     log.name(nested_tensors(trainer.optimizer.state_dict()), "optimizer state")
-    log.name((one.grad for one in parameters if one.grad is not None), "gradients")
+    found = (one.grad for one in trainer.model.parameters() if one.grad is not None)
+    log.name(map(_own, found), "gradients")
     log.name(trainer.model.buffers(), "buffers")
     log.name(parameters, "weights")
+
+
+def _own(tensor: Any) -> torch.Tensor:
+    """Return the part of a tensor that this process has."""
+    part: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 def _listener(log: AllocationLog, trainer: HybridTrainer, mode: Unknown) -> Any:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -90,7 +91,7 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         kwargs = kwargs or {}
         given = nested_tensors((args, kwargs))
         if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
-            return NotImplemented  # the subclass computes with ordinary tensors, which come here
+            return _of_subclasses(func, args, kwargs, given)
         refuse_layouts(given, func)
         if (call := self._instead(func, args, kwargs)) is not None:
             with self:
@@ -248,6 +249,15 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if address not in self._unknown:
             weakref.finalize(storage, self._unknown.pop, address, None).atexit = False
         self._unknown[address] = value
+
+
+def _of_subclasses(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Iterable[torch.Tensor]
+) -> Any:
+    """Let a subclass compute with ordinary tensors, which come to the mode, or have no values."""
+    if any(isinstance(one, FakeTensor) for one in given):  # torch asks for the shape of a DTensor
+        return func(*args, **kwargs)
+    return NotImplemented
 
 
 def _is_on_meta(given: Iterable[torch.Tensor], kwargs: dict[str, Any]) -> bool:

@@ -88,7 +88,7 @@ def trained(
     if size == 1:
         return train(config, resume=resume, **given)
     try:
-        divider = _divider(config, ordered, size)
+        divider = divider_of(config, ordered, size)
     except ConfigError as error:  # all have it, and none has imported torch
         if rank:
             raise SystemExit(error.exit_code) from None
@@ -139,7 +139,7 @@ def started(
         msg = f"--nproc {why} (got {processes})"
         raise ConfigError(msg)
     if processes > 1:
-        _divider(config, ordered, processes)
+        divider_of(config, ordered, processes)
     given = [
         f"--{name}" if one is True else f"--{name}={one}"
         for name, value in options.items()
@@ -152,7 +152,12 @@ def started(
     return start(processes, ["run", *map(str, files), *given])
 
 
-def _divider(config: RunConfig, ordered: Sequence[PluginSpec], size: int) -> str:
+def divider_of(config: RunConfig, ordered: Sequence[PluginSpec], size: int) -> str:
+    """Return the name of the plugin that divides a run among `size` processes.
+
+    Raises:
+        ConfigError: there is none, or a batch has too few samples.
+    """
     for spec in ordered:
         if PROCESSES in spec.claims:
             _check_batch(config, size)

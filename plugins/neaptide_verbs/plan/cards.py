@@ -72,6 +72,9 @@ def _below(plans: Sequence[Plan]) -> Iterator[str]:
             yield f"{needs(name, tier)}: {'fits' if tier.fits else 'does not fit'}"
     if first.disk_written:
         yield f"an update writes {size(first.disk_written)} to the disk"
+    if first.processes is not None:
+        sends = ", ".join(f"{name} {size(sent)}" for name, sent in first.processes.sent.items())
+        yield f"in a step, one of {first.processes.count} processes sends: {sends}"
     if first.assumptions:
         yield assumed(first.assumptions)
     if not any(plan.fits for plan in plans):

@@ -16,6 +16,7 @@ from neaptide_toolkit.machine import facts, profiles
 from neaptide_toolkit.machine.devices import free_bytes, total_bytes
 
 if TYPE_CHECKING:
+    from neaptide_toolkit.dry_run.processes.places import Processes
     from neaptide_toolkit.machine.profiles import Machine, Rates
 
 GIB = 2**30
@@ -37,6 +38,8 @@ class PlannedMachine:
     """Bytes of the disk that are free for training; None if they are unknown."""
     rates: Rates | None
     """None if nobody knows how fast the machine is."""
+    processes: Processes | None = None
+    """The processes of the run, if it has several. The memory and the rates are of a whole node."""
 
     @property
     def kind(self) -> str:

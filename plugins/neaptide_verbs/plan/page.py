@@ -13,6 +13,7 @@ from .value import changes, speed, verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .processes import ProcessPlan
     from .value import Plan, TierPlan
 
 _ROW, _BAR = 30, 10
@@ -22,11 +23,22 @@ def plan_page(plan: Plan) -> str:
     """Return an HTML document that loads no other file and has no script."""
     body = [f"<h1>{escape(f'Plan for {plan.machine}')}</h1>", paragraph(verdict(plan))]
     body += [section(name, *_tier(name, tier)) for name, tier in plan.tiers.items()]
+    if plan.processes is not None:
+        body.append(section("Processes", *_processes(plan.processes)))
     body.append(section("Speed", paragraph(speed(plan))))
     if plan.changes_tried:
         lines = changes(plan).splitlines()
         body.append(section("Changes", *(paragraph(line.strip()) for line in lines)))
     return page(f"Plan for {plan.machine}", body)
+
+
+def _processes(processes: ProcessPlan) -> list[str]:
+    columns = {"it holds at most": processes.holds, "it sends in a step": processes.sent}
+    tables = [
+        table((name, "bytes"), [(what, size(held)) for what, held in rows.items()], caption=name)
+        for name, rows in columns.items()
+    ]
+    return [paragraph(processes.head()), *tables, paragraph(processes.told())]
 
 
 def _tier(name: str, tier: TierPlan) -> list[str]:

@@ -32,6 +32,9 @@ def plan(
     machine: str | float | Machine | None = None,
     *,
     ram: float | None = None,
+    nproc: int | None = None,
+    nodes: int | None = None,
+    link: float | None = None,
 ) -> Plan:
     """Return the plan of a configuration: whether it fits a machine, and how fast it can be there.
 
@@ -47,10 +50,14 @@ def plan(
         machine: a profile or its name, such as `"rtx4090"`; `"cpu"`; a number of GiB of the
             device's memory; None: this machine's device.
         ram: GiB of RAM; None: this machine's.
+        nproc: processes of the run, on all nodes together; None: one. None is started.
+        nodes: machines of the run; None: one.
+        link: GB/s from one node to another or, with one node, from one process to another.
 
     Returns:
         A value with `fits`, `peak_bytes` (bytes by tier: `device`, `RAM`), `seconds_per_step` and
-        `tokens_per_second` (None without rates), `bound_by` and `changes`. `print` shows it.
+        `tokens_per_second` (None without rates), `bound_by`, `processes` and `changes`. `print`
+        shows it.
 
     Raises:
         ConfigError: the configuration or the machine is wrong.
@@ -58,10 +65,13 @@ def plan(
     """
     from . import search  # noqa: PLC0415 - a run that plans nothing does not need it
     from .machine import target  # noqa: PLC0415 - likewise
+    from .processes import given_processes  # noqa: PLC0415 - likewise
 
-    full, _ = configured(config)
+    full, ordered = configured(config)
+    processes = given_processes(nproc, nodes, link, full, ordered)
     with rng.preserved(), planned_with(model_factory):
         if model_factory is not None:
             name = f"{given_model.__module__}:{given_model.__name__}"
             full = attrs.evolve(full, model=ModelSection(name=name))
-        return search.searched(full, target(machine, ram, full.train.device))
+        found = target(machine, ram, full.train.device)
+        return search.searched(full, attrs.evolve(found, processes=processes))

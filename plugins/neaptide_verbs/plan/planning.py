@@ -6,6 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+import attrs
+
 from neaptide.errors import ConfigError, DoesNotFitError, NeaptideError
 from neaptide.io.units import size
 from neaptide_toolkit.dry_run.allocations import OTHER, no_limit
@@ -13,6 +15,7 @@ from neaptide_toolkit.dry_run.running import dry_run
 from neaptide_toolkit.machine.pretended import with_ram
 
 from .machine import CONTEXT
+from .processes import exchanged, of_each_kind, of_one
 from .value import Plan, TierPlan, verdict
 
 if TYPE_CHECKING:
@@ -21,9 +24,11 @@ if TYPE_CHECKING:
     from neaptide.config import RunConfig
     from neaptide_toolkit.dry_run.allocations import Check, Peak, Where
     from neaptide_toolkit.dry_run.clock import Times
+    from neaptide_toolkit.dry_run.processes.places import Processes
     from neaptide_toolkit.dry_run.running import DryRun
 
     from .machine import PlannedMachine
+    from .processes import ProcessPlan
 
 _KINDS = {
     "forward": "activations",
@@ -70,10 +75,27 @@ def plans(
     if len(targets) > 1 and len(rates) < len(targets):
         msg = "several machines are planned together if all have rates; plan the others alone"
         raise ConfigError(msg)
-    with with_ram(first.host):
-        done = dry_run(config, rates, first.kind, check)
-    times = done.times or (None,)
-    return [_plan(done, one, spent) for one, spent in zip(targets, times, strict=True)]
+    found, host = [], first.host
+    kinds: list[Processes | None] = [None]
+    if first.processes is not None:
+        on_a_cpu, kinds = first.device is None, [*of_each_kind(config, first.processes)]
+        rates = [of_one(one, first.processes, on_a_cpu=on_a_cpu) for one in rates]
+        host = None if host is None else host // first.processes.on_a_node
+    for processes in kinds:
+        with with_ram(host):
+            done = dry_run(config, rates, first.kind, check, processes)
+        times = done.times or (None,)
+        found.append([_plan(done, one, spent) for one, spent in zip(targets, times, strict=True)])
+    return [*map(_worst, *found)]
+
+
+def _worst(plan: Plan, *others: Plan) -> Plan:
+    """Return the plan of the process that needs most, with the time of the slowest."""
+    every = (plan, *others)
+    most = max(every, key=lambda one: [*one.peak_bytes.values()])
+    slowest = max(every, key=lambda one: one.seconds_per_step or 0.0)
+    timed = ("seconds_per_step", "tokens_per_second", "bound_by", "busy")
+    return attrs.evolve(most, **{name: getattr(slowest, name) for name in timed})
 
 
 def _plan(done: DryRun, target: PlannedMachine, spent: Times | None) -> Plan:
@@ -87,8 +109,22 @@ def _plan(done: DryRun, target: PlannedMachine, spent: Times | None) -> Plan:
         bound_by=max(busy, key=lambda engine: busy[engine], default=None),
         busy=busy,
         disk_written=done.written,
-        assumptions=done.assumptions,
+        assumptions=(*done.assumptions, *_of_processes(target)),
+        processes=_exchanged(done, target, spent),
     )
+
+
+def _of_processes(target: PlannedMachine) -> tuple[str, ...]:
+    several = target.processes is not None and target.device is not None
+    return ("several processes train on a device; so far they train on a CPU",) * several
+
+
+def _exchanged(done: DryRun, target: PlannedMachine, spent: Times | None) -> ProcessPlan | None:
+    if target.processes is None:
+        return None
+    holds = _named(done.allocations.most("device"), "buffers, undivided model")
+    peer = None if target.rates is None or target.device is None else target.rates.peer
+    return exchanged(target.processes, done.sent, holds, peer, spent)
 
 
 def plan_if_fits(config: RunConfig, target: PlannedMachine, end: float = math.inf) -> Plan:
@@ -104,12 +140,14 @@ def plan_if_fits(config: RunConfig, target: PlannedMachine, end: float = math.in
         PlanTooLongError: it took too long.
         NeaptideError: as `plan`.
     """
+    shared = 1 if target.processes is None else target.processes.on_a_node
+    host, disk = (None if one is None else one // shared for one in (target.host, target.disk))
     tiers: dict[str, tuple[int | None, tuple[Where, ...]]] = {
-        "RAM": (target.host, ("host", "pages")),
-        "disk": (target.disk, ("disk",)),
+        "RAM": (host, ("host", "pages")),
+        "disk": (disk, ("disk",)),
     }
     if target.device is None:
-        tiers["RAM"] = (target.host, ("device", "host", "pages"))
+        tiers["RAM"] = (host, ("device", "host", "pages"))
     else:
         tiers["device"] = (target.device - CONTEXT, ("device",))
 
@@ -130,20 +168,31 @@ def plan_if_fits(config: RunConfig, target: PlannedMachine, end: float = math.in
 
 def _tiers(done: DryRun, target: PlannedMachine) -> dict[str, TierPlan]:
     log = done.allocations
+    shared = 1 if target.processes is None else target.processes.on_a_node
     process = {"Python, PyTorch and data": done.process}
     of_disk = log.peaks("disk")
     below = {}
     if any(peak.bytes for peak in of_disk.values()):
-        below["disk"] = _tier(of_disk, {}, target.disk)
+        below["disk"] = _tier(of_disk, {}, target.disk, shared=shared)
     if target.device is None:
-        return {"RAM": _tier(log.peaks("device", "host", "pages"), process, target.host)} | below
+        in_ram = log.peaks("device", "host", "pages")
+        return {"RAM": _tier(in_ram, process, target.host, shared=shared)} | below
     on_device = log.peaks("device")
     most = max(peak.bytes for peak in on_device.values())
     more = {"fragmentation": log.reserved() - most, "CUDA": CONTEXT}
+    in_ram, other = log.peaks("host", "pages"), "model while it is built"
     return {
         "device": _tier(on_device, more, target.device),
-        "RAM": _tier(log.peaks("host", "pages"), process, target.host, "model while it is built"),
+        "RAM": _tier(in_ram, process, target.host, other, shared),
     } | below
+
+
+def _named(kinds: Mapping[str, int], other: str = "buffers of plugins") -> dict[str, int]:
+    named: dict[str, int] = {}
+    for kind, nbytes in kinds.items():
+        name = other if kind == OTHER else _KINDS.get(kind, kind)
+        named[name] = named.get(name, 0) + nbytes
+    return named
 
 
 def _tier(
@@ -151,13 +200,13 @@ def _tier(
     more: Mapping[str, int],
     has: int | None,
     other: str = "buffers of plugins",
+    shared: int = 1,
 ) -> TierPlan:
     worst = max(peaks.values(), key=lambda peak: peak.bytes)
-    kinds: dict[str, int] = {}
-    for kind, nbytes in worst.kinds.items():
-        name = other if kind == OTHER else _KINDS.get(kind, kind)
-        kinds[name] = kinds.get(name, 0) + nbytes
+    kinds = _named(worst.kinds, other)
     kinds |= more
+    if shared > 1:
+        kinds["other processes"] = (shared - 1) * sum(kinds.values())
     return TierPlan(
         moments={during: peak.bytes for during, peak in peaks.items()},
         worst=worst.during,

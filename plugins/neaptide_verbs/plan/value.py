@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from neaptide.config import RunConfig
 
+    from .processes import ProcessPlan
+
 SHOWN = 3
 _ASSUMPTIONS = 8
 """Assumptions that the text shows."""
@@ -86,6 +88,8 @@ class Plan:
         changes_tried: how many were planned.
         changes_left: True if some were not planned.
         assumptions: what is taken for granted of values that a plan does not have, and where.
+        processes: what several processes exchange; None for one. Memory of the device and times are
+            then those of one process, and RAM is that of all on a machine.
     """
 
     machine: str
@@ -99,6 +103,7 @@ class Plan:
     changes_tried: int = 0
     changes_left: bool = False
     assumptions: tuple[str, ...] = ()
+    processes: ProcessPlan | None = None
 
     __repr__ = one_line
 
@@ -118,6 +123,8 @@ class Plan:
         parts += [_tier(name, tier) for name, tier in self.tiers.items()]
         if self.assumptions:
             parts.append(assumed(self.assumptions))
+        if self.processes is not None:
+            parts.append(str(self.processes))
         parts += [speed(self), verdict(self)]
         if self.disk_written:
             parts.append(wear(self))
@@ -148,6 +155,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "busy": plan.busy,
         "disk_written": plan.disk_written,
         "assumptions": list(plan.assumptions),
+        "processes": None if plan.processes is None else attrs.asdict(plan.processes),
         "changes_tried": plan.changes_tried,
         "changes": [
             {
@@ -223,7 +231,8 @@ def speed(plan: Plan) -> str:
     busy = ", ".join(_busy(plan))
     tokens = plan.tokens_per_second
     rate = "" if tokens is None else f", {tokens:,.0f} tokens/s at most"
-    return f"an update takes at least {duration(plan.seconds_per_step)}{rate}; busy: {busy}"
+    bound = "" if plan.processes is None else f"; {plan.bound_by} binds"
+    return f"an update takes at least {duration(plan.seconds_per_step)}{rate}; busy: {busy}{bound}"
 
 
 def wear(plan: Plan) -> str:

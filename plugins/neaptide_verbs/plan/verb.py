@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import attrs
 from cyclopts import Parameter
 
 from neaptide.cli.loading import LOG, advice, loaded
@@ -64,6 +65,19 @@ def plan(
     disk_rate: Annotated[
         float | None, Parameter(help="GB/s that the disk reads, and that it writes.")
     ] = None,
+    nproc: Annotated[
+        int | None, Parameter(help="Processes of the run, on all nodes together.")
+    ] = None,
+    nodes: Annotated[
+        int | None, Parameter(help="Machines of the run; 1 if it is not given.")
+    ] = None,
+    link: Annotated[
+        float | None,
+        Parameter(
+            help="GB/s (1e9 bytes) from one node to another, in one direction; with one node, from "
+            "one process to another."
+        ),
+    ] = None,
     write: Annotated[
         Path | None, Parameter(help="Write the nearest configuration that fits to a new file.")
     ] = None,
@@ -80,6 +94,7 @@ def plan(
         neaptide plan my.toml --device rtx4090 --ram 64
         neaptide plan my.toml --device 16 --write fits.toml
         neaptide plan my.toml --device all --ram 64
+        neaptide plan my.toml --device h200 --nproc 16 --nodes 2 --link 50
         neaptide plan --model hf:models/Llama-3.2-1B --tokens 4096x8 --device rtx4090
     """
     if write is not None and tokens is not None:
@@ -94,9 +109,13 @@ def plan(
 
     from . import cards  # noqa: PLC0415 - it imports torch
     from .machine import target  # noqa: PLC0415 - likewise
+    from .processes import given_processes  # noqa: PLC0415 - likewise
+
+    processes = given_processes(nproc, nodes, link, config, ordered)
 
     def machine(name: str | None) -> PlannedMachine:
-        return target(name, ram, config.train.device, disk=disk, disk_rate=disk_rate)
+        found = target(name, ram, config.train.device, disk=disk, disk_rate=disk_rate)
+        return attrs.evolve(found, processes=processes)
 
     sys.path.insert(0, str(Path.cwd()))  # as `neaptide run` does
     if names := cards.several(device):

@@ -54,9 +54,9 @@ def divided(
         size,
         regathers=stage in REGATHERS,
     )
-    gathered, moments = "weights.gathered", ("forward", "evaluate")
-    ledger = ledger.add("sharding", gathered, "device", held.in_forward(), moments)
-    return ledger.add("sharding", gathered, "device", held.in_backward(), ("backward",))
+    kind, forward = "weights.gathered", held.in_forward()
+    ledger = ledger.add("sharding", kind, "device", forward, ("forward", "evaluate"))
+    return ledger.add("sharding", kind, "device", held.in_backward(), ("backward",))
 
 
 @attrs.frozen

@@ -34,7 +34,9 @@ class Told(Protocol):
         ranks: Sequence[int],
         given: Sequence[torch.Tensor],
         made: Sequence[torch.Tensor],
-        **how: Any,
+        *,
+        adds: bool = False,
+        single: bool = False,
     ) -> None:
         """Note a collective of the processes `ranks`.
 
@@ -43,18 +45,23 @@ class Told(Protocol):
             ranks: the processes of the group.
             given: what this process gives.
             made: what it gets.
-            how: `adds` if values are added up, and `single` if one tensor stands for all processes.
+            adds: whether values are added up.
+            single: whether one tensor stands for all processes.
         """
 
 
-class _Done:
+class FinishedWork:
     """The work of a collective. Who waits for it is found by the tensors that it made."""
 
     def wait(self, *_: Any) -> bool:
+        """Return at once."""
         return True
 
 
-class PretendedGroup(dist.ProcessGroup):
+_Base: Any = dist.ProcessGroup
+
+
+class PretendedGroup(_Base):  # type: ignore[misc]  # torch's stub has forms that only C++ has
     """Some or all processes of the run."""
 
     def __init__(self, name: str, rank: int, ranks: Sequence[int], told: Told) -> None:
@@ -78,46 +85,48 @@ class PretendedGroup(dist.ProcessGroup):
         """Return the name that torch gave."""
         return self._name
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> _Done:
+    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any = None) -> FinishedWork:
         """Tell of an all-reduce."""
         adds = options is None or options.reduceOp == dist.ReduceOp.SUM
         self._told(ALL_REDUCE, self._ranks, tensors, tensors, adds=adds)
-        return _Done()
+        return FinishedWork()
 
     def allgather(
         self, made: Sequence[Sequence[torch.Tensor]], given: Sequence[torch.Tensor], _: Any = None
-    ) -> _Done:
+    ) -> FinishedWork:
         """Tell of an all-gather into a tensor for each process."""
         self._told(ALL_GATHER, self._ranks, given, made[0])
-        return _Done()
+        return FinishedWork()
 
     def gather(
         self, made: Sequence[Sequence[torch.Tensor]], given: Sequence[torch.Tensor], _: Any = None
-    ) -> _Done:
+    ) -> FinishedWork:
         """Tell of a gather."""
         self._told(GATHER, self._ranks, given, made[0] if made else [])
-        return _Done()
+        return FinishedWork()
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], _: Any = None) -> _Done:
+    def broadcast(self, tensors: Sequence[torch.Tensor], _: Any = None) -> FinishedWork:
         """Tell of a broadcast."""
         self._told(BROADCAST, self._ranks, tensors, tensors)
-        return _Done()
+        return FinishedWork()
 
-    def barrier(self, *_: Any, **__: Any) -> _Done:
+    def barrier(self, *_: Any, **__: Any) -> FinishedWork:
         """Do nothing."""
-        return _Done()
+        return FinishedWork()
 
-    def all_gather_single(self, made: torch.Tensor, given: torch.Tensor, _: Any = None) -> _Done:
+    def all_gather_single(
+        self, made: torch.Tensor, given: torch.Tensor, _: Any = None
+    ) -> FinishedWork:
         """Tell of an all-gather into one tensor."""
         self._told(ALL_GATHER, self._ranks, [given], [made], single=True)
-        return _Done()
+        return FinishedWork()
 
     def reduce_scatter_single(
         self, made: torch.Tensor, given: torch.Tensor, _: Any = None
-    ) -> _Done:
+    ) -> FinishedWork:
         """Tell of a reduce-scatter of one tensor."""
         self._told(REDUCE_SCATTER, self._ranks, [given], [made], single=True)
-        return _Done()
+        return FinishedWork()
 
     _allgather_base = all_gather_single  # older versions of torch call them by these names
     _reduce_scatter_base = reduce_scatter_single
@@ -139,9 +148,10 @@ def grouped(processes: Processes, told: Told) -> Iterator[None]:
         raise ConfigError(msg)
     _registered()
     _now.append(told)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch documents it
     try:
         dist.init_process_group(
-            _BACKEND, store=dist.HashStore(), rank=processes.rank, world_size=processes.count
+            _BACKEND, store=store, rank=processes.rank, world_size=processes.count
         )
         yield
     finally:

@@ -75,7 +75,7 @@ def _copy_in(
     rows: list[torch.Tensor], buffer: torch.Tensor, sizes: list[int], length: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     own = buffer.narrow(0, length * rank, length)
-    torch._foreach_copy_(own.split(sizes), rows)
+    torch._foreach_copy_(own.split_with_sizes(sizes), rows)
     return own, buffer
 
 
@@ -88,7 +88,7 @@ class _Flight:
     """When the computation has first read it."""
 
 
-class Link:
+class PretendedLink:
     """Counts collectives on a clock.
 
     Args:
@@ -212,9 +212,9 @@ def linked(
         processes: None for one.
         machines: the rates of those that are planned; none if they are unknown.
         clock: counts what is sent, and the time of the link.
-        log: as in `Link`.
-        mode: as in `Link`.
-        streams: as in `Link`.
+        log: as in `PretendedLink`.
+        mode: as in `PretendedLink`.
+        streams: as in `PretendedLink`.
     """
     if processes is None:
         yield
@@ -222,7 +222,7 @@ def linked(
     # Processes on a CPU talk through the system, whose rate is not that of a device.
     known = streams and machines
     peer = np.array([one.peer for one in machines], np.float64) if known else None
-    link = Link(processes, clock, log, mode, peer=peer, streams=streams)
+    link = PretendedLink(processes, clock, log, mode, peer=peer, streams=streams)
     clock.before = link.before
     with grouped(processes, link.told):
         yield

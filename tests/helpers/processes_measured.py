@@ -66,8 +66,7 @@ def listener(log: AllocationLog) -> Any:
         try:
             yield
         finally:
-            # Gradients are added up before the span of the update begins.
-            log.during = "update" if name == "around_backward" else before
+            log.during = before
 
     return opened
 
@@ -88,6 +87,9 @@ def main() -> None:
         ledger = trainer.estimate_memory("full")
     torch.distributed.destroy_process_group()
     peaks = {name: one.bytes for name, one in log.peaks("device").items()}
+    if config.plugins["sharding"].stage in ("replicate", 1):
+        # Gradients are added up before the span of the update begins.
+        peaks["update"] = max(peaks["update"], peaks["step"])
     found = {each: (peaks[each], ledger.total(moment=each)) for each in MOMENTS.values()}
     sys.stdout.write(json.dumps(found))
 

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from neaptide_toolkit.offload.pages import NO_RESERVE, PRIVATE
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_resizable: ContextVar[bool] = ContextVar("resizable", default=False)
 _LARGE = 2**26
 """Bytes from which memory comes from the kernel and not from PyTorch: Linux refuses PyTorch one
 tensor that is larger than RAM, for it cannot know that nobody writes it."""
+
+
+@contextmanager
+def resizable() -> Iterator[None]:
+    """Within this context, the storage of a tensor that RAM could hold can be resized.
+
+    torch's `fully_shard` frees the weights of a block in this way.
+    """
+    token = _resizable.set(True)
+    try:
+        yield
+    finally:
+        _resizable.reset(token)
 
 
 def reserved(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -22,6 +42,10 @@ def reserved(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype)
     nbytes = _extent(size, stride) * dtype.itemsize
     if nbytes < _LARGE:
         return torch.empty_strided(size, stride, dtype=dtype)
+    # Where PyTorch is deterministic, it writes all that it allocates.
+    if _resizable.get() and not torch.are_deterministic_algorithms_enabled():
+        with suppress(RuntimeError):  # larger than RAM
+            return torch.empty_strided(size, stride, dtype=dtype)
     try:
         pages = mmap.mmap(-1, nbytes, flags=PRIVATE | NO_RESERVE)
     except (OSError, ValueError, OverflowError) as error:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -34,6 +33,8 @@ _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operati
 _TO_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 - the operation of `Tensor.to`
 _OF_SHAPES = {torch.ops.aten.is_set_to.default, torch.ops.aten.is_same_size.default}
 """Operations that return no tensor and read no value. All others of the kind compare values."""
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001 - as torch's own modes are told apart
+_OURS = object()
 _FINDS_NOTHING = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default}
 _SMALL, _SMALL_IF_INTEGER = 2**20, 2**25
 """Bytes of arguments and results up to which an operation on known values is computed. Tokens and
@@ -90,8 +91,8 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     ) -> Any:
         kwargs = kwargs or {}
         given = nested_tensors((args, kwargs))
-        if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
-            return _of_subclasses(func, args, kwargs, given)
+        if (result := _elsewhere(func, args, kwargs, given)) is not _OURS:
+            return result
         refuse_layouts(given, func)
         if (call := self._instead(func, args, kwargs)) is not None:
             with self:
@@ -251,13 +252,15 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._unknown[address] = value
 
 
-def _of_subclasses(
+def _elsewhere(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Iterable[torch.Tensor]
 ) -> Any:
-    """Let a subclass compute with ordinary tensors, which come to the mode, or have no values."""
-    if any(isinstance(one, FakeTensor) for one in given):  # torch asks for the shape of a DTensor
-        return func(*args, **kwargs)
-    return NotImplemented
+    """Return what an operation returns that is none of the run's; `_OURS` if it is one."""
+    if torch._C._get_dispatch_mode(_FAKE) is not None:  # noqa: SLF001 - nothing else tells
+        return func(*args, **kwargs)  # a DTensor asks for shapes, in a mode below this one
+    if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in given):
+        return NotImplemented  # the subclass computes with ordinary tensors, which come here
+    return _OURS
 
 
 def _is_on_meta(given: Iterable[torch.Tensor], kwargs: dict[str, Any]) -> bool:

@@ -99,6 +99,19 @@ def test_the_bytes_that_are_sent_are_those_of_rings(stage: Any) -> None:
     assert found.get("all-reduce", 0) == pytest.approx(added, abs=2000)
 
 
+def test_large_weights_are_gathered_and_freed() -> None:
+    """Tensors from 64 MiB on have memory of another kind."""
+    width, layers = 4096, 3
+    model = {
+        "model": {**DEEP["model"], "options": {"layers": layers, "width": width}},
+        "data": {**DEEP["data"], "options": {"width": width, "length": 1}},
+    }
+    block = 4 * (2 * width + 2 * width * 4 * width + 5 * width)
+    log = planned(3, Processes(count=4), model=model).allocations
+    assert log.most("device")["gathered weights"] == block
+    assert log.most("device")["gradients"] == layers * block // 4
+
+
 @pytest.mark.parametrize(
     ("name", "first", "expected"),
     [

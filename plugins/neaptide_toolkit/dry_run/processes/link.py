@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from neaptide_toolkit.dry_run.reserved import resizable
 from neaptide_toolkit.tensors import nested_tensors
 
 from .group import ALL_GATHER, ALL_REDUCE, BROADCAST, GATHER, REDUCE_SCATTER, grouped
@@ -224,5 +225,5 @@ def linked(
     peer = np.array([one.peer for one in machines], np.float64) if known else None
     link = PretendedLink(processes, clock, log, mode, peer=peer, streams=streams)
     clock.before = link.before
-    with grouped(processes, link.told):
+    with resizable(), grouped(processes, link.told):
         yield

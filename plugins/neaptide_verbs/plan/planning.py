@@ -40,6 +40,10 @@ _KINDS = {
 """What memory is for, by the moment at which it was allocated, if nothing else is known."""
 
 
+_BUFFERS, _UNDIVIDED = "buffers of plugins", "buffers, undivided model"
+"""What all other memory of a device is for, in one process and in several."""
+
+
 class PlanTooLongError(NeaptideError):
     """A plan was ended because its time was over."""
 
@@ -91,8 +95,12 @@ def plans(
 
 def _worst(plan: Plan, *others: Plan) -> Plan:
     """Return the plan of the process that needs most, with the time of the slowest."""
+
+    def needs(one: Plan) -> list[tuple[int, int]]:  # an allocator may take as much for less
+        return [(tier.needed, max(tier.moments.values())) for tier in one.tiers.values()]
+
     every = (plan, *others)
-    most = max(every, key=lambda one: [*one.peak_bytes.values()])
+    most = max(every, key=needs)
     slowest = max(every, key=lambda one: one.seconds_per_step or 0.0)
     timed = ("seconds_per_step", "tokens_per_second", "bound_by", "busy")
     return attrs.evolve(most, **{name: getattr(slowest, name) for name in timed})
@@ -122,7 +130,7 @@ def _of_processes(target: PlannedMachine) -> tuple[str, ...]:
 def _exchanged(done: DryRun, target: PlannedMachine, spent: Times | None) -> ProcessPlan | None:
     if target.processes is None:
         return None
-    holds = _named(done.allocations.most("device"), "buffers, undivided model")
+    holds = _named(done.allocations.most("device"), _UNDIVIDED)
     peer = None if target.rates is None or target.device is None else target.rates.peer
     return exchanged(target.processes, done.sent, holds, peer, spent)
 
@@ -181,13 +189,14 @@ def _tiers(done: DryRun, target: PlannedMachine) -> dict[str, TierPlan]:
     most = max(peak.bytes for peak in on_device.values())
     more = {"fragmentation": log.reserved() - most, "CUDA": CONTEXT}
     in_ram, other = log.peaks("host", "pages"), "model while it is built"
+    whole = _BUFFERS if target.processes is None else _UNDIVIDED
     return {
-        "device": _tier(on_device, more, target.device),
+        "device": _tier(on_device, more, target.device, whole),
         "RAM": _tier(in_ram, process, target.host, other, shared),
     } | below
 
 
-def _named(kinds: Mapping[str, int], other: str = "buffers of plugins") -> dict[str, int]:
+def _named(kinds: Mapping[str, int], other: str = _BUFFERS) -> dict[str, int]:
     named: dict[str, int] = {}
     for kind, nbytes in kinds.items():
         name = other if kind == OTHER else _KINDS.get(kind, kind)
@@ -199,7 +208,7 @@ def _tier(
     peaks: Mapping[str, Peak],
     more: Mapping[str, int],
     has: int | None,
-    other: str = "buffers of plugins",
+    other: str = _BUFFERS,
     shared: int = 1,
 ) -> TierPlan:
     worst = max(peaks.values(), key=lambda peak: peak.bytes)

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -118,8 +119,8 @@ def rounds(given: argparse.Namespace) -> list[dict[str, dict[str, Any]]]:
             torch.manual_seed(0)
             save_file(decoder(given.blocks, given.width, "float32").module.state_dict(), file)
             ways = {
-                "layer-streaming": lambda file=file: in_process("disk", given, file),
-                "deepspeed": lambda made=made: beside(given, Path(made)),
+                "layer-streaming": partial(in_process, "disk", given, file),
+                "deepspeed": partial(beside, given, Path(made)),
             }
             order = [*ways] if number % 2 else [*ways][::-1]
             one = {way: ways[way]() for way in order}
@@ -161,9 +162,8 @@ def main() -> None:
         median(one["deepspeed"]["seconds"]) / median(one["layer-streaming"]["seconds"])
         for one in found
     ]
-    print(
-        f"\nx {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}); losses differ by up to {differ:.0e}"
-    )
+    print(f"\nx {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"losses differ by up to {differ:.0e} of their value")
     if given.json:
         report = {"machine": facts(), "rounds": found, "x": ratios, "losses_differ": differ}
         given.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""What `simulated/fits.py` looks for, and how."""

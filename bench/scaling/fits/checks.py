@@ -1,0 +1,69 @@
+"""Rows of `simulated/fits.py`, trained on the simulated GPU: does the card really have the room?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from neaptide_toolkit.machine import profiles
+from neaptide_verbs.plan.machine import CONTEXT
+from scaling.configurations import SHAPES, Configuration
+from scaling.fits.fitting import MODELS
+from scaling.fits.trials import shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCRIPT = Path(__file__).parents[2] / "simulated" / "fits.py"
+GIB = 2**30
+
+
+def checked(row: dict[str, Any]) -> dict[str, Any]:
+    """Train a row of contexts in a process of its own; return what was planned, and what it took.
+
+    The device has the memory of the card, less what CUDA takes: more is an error.
+    """
+    program = ["-W", "ignore", "-m", "simulated_gpu", str(SCRIPT)]
+    command = [sys.executable, *program, "--one", json.dumps(row)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    told = {name: row[name] for name in ("card", "ram_gib", "model", "context", "device")}
+    if done.returncode:
+        *_, last = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return {**told, "error": last[:200]}
+    return {**told, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def train(row: dict[str, Any]) -> NoReturn:
+    """Train a row of contexts in this process; print the bytes that it took of the card."""
+    from scaling.simulation import train as simulate  # noqa: PLC0415 - only on the simulated GPU
+
+    SHAPES["fits"] = shape_of(*MODELS[row["model"]])
+    one = Configuration("fits", "fits", None, row["context"], row["context"])
+    capacity = profiles.load(row["card"]).rates.capacity - CONTEXT
+    on_card = "inputs on the card" in row["way"]
+    ways = {"max_active_layers": 1, "optimizer_slots": 1, "clip": "none"}
+    ways |= {"inputs": "device"} if on_card else {}
+    traced = simulate(one, row["card"], capacity, 1, ways)
+    allocated, reserved = (peak + CONTEXT for peak in traced.peaks)
+    print(json.dumps({"allocated": allocated, "reserved": reserved, "races": traced.races}))
+    sys.stdout.flush()
+    os._exit(0)  # a model of this size need not be taken apart
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as Markdown."""
+    head = ("card", "model", "context", "planned GiB", "taken GiB", "of", "taken / planned")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in rows:
+        has = profiles.load(row["card"]).rates.capacity
+        taken = ("", row["error"].replace("|", "/"), "")
+        if "error" not in row:
+            share = f"{row['reserved'] / row['device']:.3f}"
+            taken = (f"{row['reserved'] / GIB:.2f}", f"{has / GIB:.0f}", share)
+        cells = (row["card"], row["model"], f"{row['context']:,}", f"{row['device'] / GIB:.2f}")
+        lines.append("| " + " | ".join((*cells, *taken)) + " |")
+    return "\n".join(lines)

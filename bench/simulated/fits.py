@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Rows = dict[str, list[dict[str, Any]]]
 
-OPTIMIZERS = {"models": ("adamw",), "contexts": ("adamw",)}
+OPTIMIZER = "adamw"
 TABLES = ("models", "contexts", "checks")
 MARKS = {name: (f"<!-- {name}: begin -->", f"<!-- {name}: end -->") for name in TABLES}
 
@@ -95,19 +95,17 @@ def in_a_process(trial: Trial) -> dict[str, Any]:
 
 def model_rows(run: fitting.Run, cards: Sequence[str] = CARDS) -> Iterator[dict[str, Any]]:
     """Yield the largest model of each machine."""
-    for optimizer in OPTIMIZERS["models"]:
-        for machine in fitting.machines(cards):
-            yield fitting.largest_model(machine, optimizer, run)
+    for machine in fitting.machines(cards):
+        yield fitting.largest_model(machine, OPTIMIZER, run)
 
 
 def context_rows(run: fitting.Run, cards: Sequence[str] = CARDS) -> Iterator[dict[str, Any]]:
     """Yield the longest context of each machine and model."""
     for model in fitting.MODELS:
-        for optimizer in OPTIMIZERS["contexts"]:
-            for machine in fitting.machines(cards):
-                found = fitting.longest_context(machine, model, optimizer, run)
-                if found is not None:
-                    yield {"model": model, **found}
+        for machine in fitting.machines(cards):
+            found = fitting.longest_context(machine, model, OPTIMIZER, run)
+            if found is not None:
+                yield {"model": model, **found}
 
 
 def every_row(run: fitting.Run, cards: Sequence[str] = CARDS) -> Rows:

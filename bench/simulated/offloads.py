@@ -38,6 +38,8 @@ TOKENS, SEQUENCE = 16_384, 2048
 STEPS = 2
 """On each card; the last one counts."""
 ROOM = 1 << 40
+"""Bytes of the card: no program is refused."""
+UNSEEN = 0.005
 BEGIN, END = "<!-- offloads: begin -->", "<!-- offloads: end -->"
 
 
@@ -122,7 +124,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _cell(card: dict[str, float]) -> str:
-    return f"{TOKENS / card['seconds']:,.0f}, host {card['host'] / card['seconds']:.2f}"
+    share = card["host"] / card["seconds"]
+    return f"{TOKENS / card['seconds']:,.0f}" + (f", host {share:.2f}" if share > UNSEEN else "")
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ SHORT = (7, 15)
 """Two contexts whose line is the first guess."""
 FIRST = 100
 """A rung of about 8B."""
-BYTES = {"adamw": 12.0, "adafactor": 2.0}
+BYTES = {"adamw": 12.0}
 """Of a parameter in RAM."""
 
 

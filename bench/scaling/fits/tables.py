@@ -17,8 +17,8 @@ TIERS = {"device": "card", "ram": "RAM"}
 def models(rows: Sequence[dict[str, Any]]) -> str:
     """Return the largest models as Markdown."""
     head = (
-        "card", "RAM", "optimizer", "parameters", "blocks x width", "binds", "card GiB, of",
-        "RAM GiB, of", "least of the card", "way", "tokens/s at most",
+        "card", "RAM", "parameters", "blocks x width", "binds", "card GiB, of", "RAM GiB, of",
+        "least of the card", "way", "tokens/s at most",
     )  # fmt: skip
     lines = []
     for row in rows:
@@ -27,7 +27,6 @@ def models(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(
             (
                 *_machine(row),
-                row["optimizer"],
                 f"**{row['parameters'] / 1e9:.1f}B**",
                 f"{row['blocks']} x {row['width']}",
                 TIERS[row["binds"]],
@@ -42,17 +41,17 @@ def models(rows: Sequence[dict[str, Any]]) -> str:
 
 def contexts(rows: Sequence[dict[str, Any]]) -> str:
     """Return the longest contexts as Markdown: a row for each machine, a column for each model."""
-    found = {(row["card"], row["ram_gib"], row["model"], row["optimizer"]): row for row in rows}
-    kinds = [*dict.fromkeys((row["model"], row["optimizer"]) for row in rows)]
+    found = {(row["card"], row["ram_gib"], row["model"]): row for row in rows}
+    names = [*dict.fromkeys(row["model"] for row in rows)]
     head = ["card", "RAM"]
-    for model, optimizer in kinds:
-        head += [f"{model}, {optimizer}", "binds", "card GiB, of", "RAM GiB, of"]
+    for model in names:
+        head += [f"{model}: tokens", "binds", "card GiB, of", "RAM GiB, of"]
     lines = []
     for card in dict.fromkeys(row["card"] for row in rows):
         for ram in RAM:
             cells: list[str] = []
-            for kind in kinds:
-                row = found.get((card, ram, *kind))
+            for model in names:
+                row = found.get((card, ram, model))
                 if row is None:
                     cells += ["no", "", "", ""]
                     continue

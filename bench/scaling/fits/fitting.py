@@ -10,7 +10,7 @@ import attrs
 from neaptide_toolkit.machine import profiles
 from scaling.fits.rungs import largest
 from scaling.fits.trials import FEW, WINDOW, WINDOWS, Trial, Way, ladder
-from scaling.on_cards import CARDS, GIB, SYSTEM
+from scaling.on_cards import GIB, SYSTEM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +68,7 @@ class Machine:
         return max(shares, key=lambda tier: shares[tier])
 
 
-def machines(cards: Sequence[str] = CARDS) -> Iterator[Machine]:
+def machines(cards: Sequence[str]) -> Iterator[Machine]:
     """Yield all machines."""
     for card in cards:
         for ram in RAM:
@@ -132,10 +132,11 @@ def largest_model(machine: Machine, optimizer: str, run: Run) -> dict[str, Any]:
         if best is None or found > best[0]:
             best = found, trial(found), made(found + 1)
     assert best is not None
-    _, tight, above = best
+    rung, tight, above = best
     chosen, dry = roomiest(machine, tight, run) if whole else (tight, of_few_blocks(tight, run))
     return row(machine, chosen, dry, machine.binds(above)) | {
         "parameters": tight.shape.parameters,
+        "is_last": rung + 1 == len(rungs),
         "least": dry["device"] if chosen == tight else run(tight)["device"],
     }
 

@@ -27,7 +27,7 @@ def models(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(
             (
                 *_machine(row),
-                f"**{row['parameters'] / 1e9:.1f}B**",
+                f"**{row['parameters'] / 1e9:,.1f}B**" + (" or more" if row["is_last"] else ""),
                 f"{row['blocks']} x {row['width']}",
                 TIERS[row["binds"]],
                 *_peaks(row),

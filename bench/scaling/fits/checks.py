@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from neaptide_toolkit.machine import profiles
 from neaptide_verbs.plan.machine import CONTEXT
 from scaling.configurations import SHAPES, Configuration
-from scaling.fits.fitting import MODELS
+from scaling.fits.fitting import MODELS, STEP
 from scaling.fits.trials import shape_of
 
 if TYPE_CHECKING:
@@ -20,21 +20,37 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).parents[2] / "simulated" / "fits.py"
 GIB = 2**30
+PARTS = 16
+"""A context that does not train is shortened by a sixteenth of the first."""
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:
-    """Train a row of contexts in a process of its own; return what was planned, and what it took.
+    """Train a row of contexts, and shorter ones until one trains; return what it took.
 
     The device has the memory of the card, less what CUDA takes: more is an error.
     """
+    told = {name: row[name] for name in ("card", "ram_gib", "model", "context", "device")}
+    part = max(STEP, row["context"] // PARTS // STEP * STEP)
+    for context in range(row["context"], 0, -part):
+        found = _in_a_process({**row, "context": context})
+        if found is not None:
+            return {**told, "trained": context, **found}
+    msg = f"no context of {row['model']} trains on {row['card']}"
+    raise SystemExit(msg)
+
+
+def _in_a_process(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Train in a process of its own; None if memory was too little."""
     program = ["-W", "ignore", "-m", "simulated_gpu", str(SCRIPT)]
     command = [sys.executable, *program, "--one", json.dumps(row)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    told = {name: row[name] for name in ("card", "ram_gib", "model", "context", "device")}
-    if done.returncode:
-        *_, last = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        return {**told, "error": last[:200]}
-    return {**told, **json.loads(done.stdout.splitlines()[-1])}
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    if "OutOfMemoryError" in done.stderr:
+        return None
+    msg = f"{row['model']} on {row['card']}: {done.stderr.strip()[-2000:]}"
+    raise SystemExit(msg)
 
 
 def train(row: dict[str, Any]) -> NoReturn:
@@ -56,14 +72,19 @@ def train(row: dict[str, Any]) -> NoReturn:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
-    head = ("card", "model", "context", "planned GiB", "taken GiB", "of", "taken / planned")
+    head = (
+        "card, GiB",
+        "model",
+        "longest by the plan",
+        "its GiB",
+        "longest that trained",
+        "its GiB",
+    )
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
-        has = profiles.load(row["card"]).rates.capacity
-        taken = ("", row["error"].replace("|", "/"), "")
-        if "error" not in row:
-            share = f"{row['reserved'] / row['device']:.3f}"
-            taken = (f"{row['reserved'] / GIB:.2f}", f"{has / GIB:.0f}", share)
-        cells = (row["card"], row["model"], f"{row['context']:,}", f"{row['device'] / GIB:.2f}")
-        lines.append("| " + " | ".join((*cells, *taken)) + " |")
+        has = profiles.load(row["card"]).rates.capacity / GIB
+        planned = (f"{row['context']:,}", f"{row['device'] / GIB:.1f}")
+        trained = (f"{row['trained']:,}", f"{row['reserved'] / GIB:.1f}")
+        cells = (f"{row['card']}, {has:.0f}", row["model"], *planned, *trained)
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -51,7 +51,7 @@ def divided(
         [sum(span.bytes for span in part) for part in parts],
         [sum(span.bytes for span in part if span.trainable) for part in parts],
         [sum(_added_up(span) for span in part) for part in parts],
-        size,
+        store.copies.shards.size,
         regathers=stage in REGATHERS,
     )
     kind, forward = "weights.gathered", held.in_forward()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BLOCK = 128
 """Queries and keys of a block of FlexAttention's masks."""
+_LEAST = 16
+"""Elements of a head that FlexAttention has, at least."""
 
 
 def supports(query: Query) -> Support:
@@ -40,6 +42,8 @@ def supports(query: Query) -> Support:
         return "FlexAttention has no dropout"
     if query["query"].dtype == torch.float64:
         return "float64 is left to the reference"
+    if min(query[name].shape[3] for name in ("query", "value")) < _LEAST:
+        return f"a head has fewer than {_LEAST} elements"
     if min(query["query"].shape[2], query["key"].shape[2]) < BLOCK:
         return f"fewer than {BLOCK} tokens are not worth the seconds of compiling"
     return True

@@ -81,8 +81,14 @@ def calls(device: torch.device) -> Iterator[tuple[str, AttentionCall]]:
         ranges = documents(1, 65, device)
         name = f"documents {dtype}"
         yield name, AttentionCall(*given, ranges=ranges, causal=True, softcap=2.0)
-    given = inputs((1, 2, 150, 16), 1, 150, device, torch.bfloat16)
-    yield "150 tokens in bfloat16", AttentionCall(*given, causal=True)
+    for dtype in _HALF:
+        given = inputs((1, 2, 150, 64), 1, 150, device, dtype)
+        yield f"150 tokens {dtype}", AttentionCall(*given, causal=True)
+    given = inputs((1, 2, 150, 16), 1, 150, device)
+    near = AttentionCall(*given, causal=True, window=40, softcap=2.0)
+    yield "150 tokens, window and softcap", near
+    tilted = torch.linspace(-2, 2, 150, device=device)
+    yield "150 tokens, a bias of keys", AttentionCall(*given, tilted)
     given = inputs((1, 2, 70, 8), 1, 70, device)
     for causal, window in product((False, True), (2, 9)):
         yield (

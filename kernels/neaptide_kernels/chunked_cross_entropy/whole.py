@@ -26,17 +26,23 @@ def is_small(
 ) -> bool:
     """Return whether torch's loss is as exact as the op's, and cheaper.
 
-    torch refuses all wrong arguments except those that are asked for here. A frozen weight is left
+    torch refuses what else is wrong of shapes and labels. A frozen weight is left
     to the op: there the gradient of an ignored token is 0 even if `hidden` is NaN. With a gradient
     of the weight, this gradient is NaN either way.
     """
     return (
         hidden.is_cpu
+        and weight.is_cpu
+        and labels.is_cpu
         and hidden.dtype in _DTYPES
+        and weight.dtype == hidden.dtype
         and weight.dim() == 2  # noqa: PLR2004 - a matrix
         and labels.shape == hidden.shape[:-1]
         and labels.dtype == torch.int64
-        and (bias is None or bias.shape == weight.shape[:1])
+        and (
+            bias is None
+            or (bias.is_cpu and bias.dtype == hidden.dtype and bias.shape == weight.shape[:1])
+        )
         and 0 < labels.numel() * weight.shape[0] <= MOST
         and (weight.requires_grad or not (hidden.requires_grad and torch.is_grad_enabled()))
         and not torch.is_autocast_enabled("cpu")

@@ -241,11 +241,11 @@ class Kernels:
         while True:
             choice = self.choose(query)
             provider = choice.provider
-            if not self._trials.needed(provider, query):
+            if not self._trials.needed(provider, query, choice.config):
                 break
             if waits:
                 return choice
-            wrong = self._trials.hold(provider, query, self._ops[query.op].spec)
+            wrong = self._trials.hold(provider, query, choice.config, self._ops[query.op].spec)
             if wrong is None:
                 break
             if choice.why == ASKED:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .agreement import first_disagreement
 from .faults import KernelWarning
 from .provider import REFERENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .provider import Provider
     from .query import Query
     from .spec import OpSpec
@@ -58,18 +60,21 @@ class ProviderTrials:
             return answer
         return f"its supports() returned {answer!r}, neither True nor a reason"
 
-    def needed(self, provider: Provider, query: Query) -> bool:
-        """Return whether a provider is still untried for this call's device and dtypes."""
-        return provider.name != REFERENCE and _kind(provider, query) not in self._passed
+    def needed(self, provider: Provider, query: Query, config: Mapping[str, Any]) -> bool:
+        """Return whether a provider is untried with a config, for a call's device and dtypes."""
+        return provider.name != REFERENCE and _kind(provider, query, config) not in self._passed
 
-    def hold(self, provider: Provider, query: Query, spec: OpSpec) -> str | None:
+    def hold(
+        self, provider: Provider, query: Query, config: Mapping[str, Any], spec: OpSpec
+    ) -> str | None:
         """Try a provider on the op's samples. Return the first fault, or record the success."""
-        wrong = first_disagreement(spec, provider, query)
+        wrong = first_disagreement(spec, provider, query, config)
         if wrong is not None:
             return wrong
-        self._passed.add(_kind(provider, query))
+        self._passed.add(_kind(provider, query, config))
         return None
 
 
-def _kind(provider: Provider, query: Query) -> tuple[object, ...]:
-    return (provider.op, provider.name, query.device, query.dtypes)
+def _kind(provider: Provider, query: Query, config: Mapping[str, Any]) -> tuple[object, ...]:
+    chosen = tuple(sorted(config.items()))
+    return (provider.op, provider.name, chosen, query.device, query.dtypes)

@@ -30,8 +30,9 @@ def call(d: int = 64, dtype: torch.dtype = torch.bfloat16, **options: object) ->
         (call(dtype=torch.float32), (9, 0), "16 bits"),
         (call(window=3), (9, 0), "without bias, window"),
         (call(softcap=3.0), (9, 0), "without bias, window"),
-        (call(36), (9, 0), "a multiple of 8"),
-        (call(256), (9, 0), "at most 128"),
+        (call(68), (9, 0), "a multiple of 8"),
+        (call(256), (9, 0), "64 to 128"),
+        (call(32), (9, 0), "64 to 128"),
     ],
 )
 def test_it_supports_what_its_launches_are_made_for(

@@ -314,6 +314,7 @@ with DEVICE:
         ((H, W, L), {"bias": B[:4]}, r"bias \[4\]: should be \[6\]"),
         ((H, W.float(), L), {}, "weight is torch.float32, hidden torch.float64; convert one"),
         ((H, W, L), {"bias": B.half()}, "bias is torch.float16, hidden torch.float64"),
+        ((H.transpose(0, 1), W, L.T), {"bias": B.long()}, "bias is torch.int64, hidden"),
         ((H, W.to("meta"), L), {}, f"weight is on meta, hidden on {H.device}; put them on one"),
         ((H, W, L), {"chunk": 0}, r"chunk must be at least 1 token \(got 0\)"),
         ((H, W, L), {"reduction": "none"}, r"'mean' or 'sum' \(got 'none'\)"),

@@ -17,7 +17,7 @@ from neaptide_kernels.registry import takes
 from neaptide_kernels.support import no_triton
 
 from . import launching
-from .tuning import largest
+from .tuning import MOST, largest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 STAGES = 2
 """Blocks in flight; with more, launches for some GPUs spill registers."""
 _HOPPER, _BLACKWELL = 9, 10
-_LARGEST = 128
+_SMALLEST, _LARGEST = 64, 128
+"""Elements of a head; smaller blocks spill registers on some GPUs."""
 _EIGHT = 8
 _FORWARD: dict[int, tuple[Mapping[str, Any], ...]] = {
     _HOPPER: (
@@ -57,15 +58,19 @@ def supports(query: Query) -> Support:
     reason = no_triton(query)
     if reason:
         return reason
-    if query.capability is not None and query.capability[0] not in _FORWARD:
-        return "tensor descriptors are used on GPUs of capability 9 and 10"
+    if torch.version.hip is not None or (
+        query.capability is not None and query.capability[0] not in _FORWARD
+    ):
+        return "tensor descriptors are used on NVIDIA's GPUs of capability 9 and 10"
+    if max(query["query"].shape[:2]) > MOST:
+        return f"more than {MOST} heads, or sequences, are left to others"
     if query["query"].dtype not in (torch.float16, torch.bfloat16):
         return "tensor descriptors are used in 16 bits"
     if query["bias"] is not None or plain_call(query) is not True:
         return "used without bias, window, ranges, softcap and dropout"
     sizes = [query[name].shape[3] for name in ("query", "value")]
-    if largest(query) > _LARGEST or any(size % _EIGHT for size in sizes):
-        return f"the elements of a head should be a multiple of {_EIGHT}, at most {_LARGEST}"
+    if largest(query) > _LARGEST or min(sizes) < _SMALLEST or any(size % _EIGHT for size in sizes):
+        return f"a head should have {_SMALLEST} to {_LARGEST} elements, a multiple of {_EIGHT}"
     return True
 
 

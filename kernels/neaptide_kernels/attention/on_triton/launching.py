@@ -112,10 +112,8 @@ def _given(tensors: Sequence[torch.Tensor], *, described: bool) -> list[torch.Te
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose rows begin at multiples of 16 bytes, as TMA needs it."""
     size = tensor.element_size()
-    steps = [
-        step * size for step, many in zip(tensor.stride(), tensor.shape, strict=True) if many > 1
-    ]
-    fits = not tensor.data_ptr() % _LEAST and all(step and not step % _LEAST for step in steps[:-1])
+    steps = [step * size for step in tensor.stride()[:-1]]
+    fits = not tensor.data_ptr() % _LEAST and all(step and not step % _LEAST for step in steps)
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -155,7 +153,7 @@ def _numbers(call: AttentionCall) -> tuple[int | float, ...]:
         call.factor,
         float(call.softcap or 1.0),
         float(call.dropout),
-        call.window or 1,
+        min(call.window or 1, max(n, 1)),  # a larger one would not fit in 32 bits
     )
 
 

@@ -53,7 +53,8 @@ _SIZES = {
 
 def shipped() -> Iterator[ShippedKernel]:
     """Yield each config's launches for heads of common sizes."""
-    known = {launch.name: launch for launch in (*_on_addresses(), *_on_descriptors())}
+    launches = (*_on_addresses(), *_on_descriptors())
+    known = {(launch.name, launch.targets): launch for launch in launches}
     yield from known.values()
 
 

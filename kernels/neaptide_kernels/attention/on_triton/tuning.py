@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 STAGES = {"attend": 3, "differentiate_keys": 3, "differentiate_queries": 2}
 """Blocks of each kernel's loop that are in flight; with others, some launches spill registers."""
+MOST = 65_535
+"""Heads and sequences of a call: CUDA has no larger grids in these directions."""
 _LARGEST = {torch.float32: 32}
 """Elements of a head, at most, by dtype; larger float32 blocks would not fit in registers."""
 _LARGEST_HALF = 256
@@ -55,6 +57,8 @@ def supports(query: Query) -> Support:
         return "float64 is left to the reference"
     if query["bias"] is not None:
         return "a bias is left to others"
+    if max(query["query"].shape[:2]) > MOST:
+        return f"more than {MOST} heads, or sequences, are left to others"
     dtype = query["query"].dtype
     limit = _LARGEST.get(dtype, _LARGEST_HALF)
     if largest(query) > limit:

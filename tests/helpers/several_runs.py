@@ -16,6 +16,7 @@ import warm
 from several import run_together
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 TASK = """
@@ -96,9 +97,11 @@ steps = 2
 RUN = ("-m", "neaptide", "run", "several.toml", "--quiet")
 
 
-def trained(folder: Path, size: int, name: str, *arguments: str, nodes: int = 1) -> Path:
+def trained(
+    folder: Path, size: int, name: str, *arguments: str, nodes: int = 1, run: Sequence[str] = RUN
+) -> Path:
     """Train in `size` processes, into the run directory `name`; return it."""
-    given = [*RUN, f"--set=run.dir={name}", *arguments]
+    given = [*run, f"--set=run.dir={name}", *arguments]
     if size > 1:
         done = run_together(size, given, cwd=folder, nodes=nodes)
     else:
@@ -108,9 +111,11 @@ def trained(folder: Path, size: int, name: str, *arguments: str, nodes: int = 1)
     return folder / name
 
 
-def failed(folder: Path, size: int, *arguments: str, **more: Any) -> list[warm.Done]:
+def failed(
+    folder: Path, size: int, *arguments: str, run: Sequence[str] = RUN, **more: Any
+) -> list[warm.Done]:
     """Train in `size` processes; return what they printed. A hang is an error."""
-    return run_together(size, [*RUN, *arguments], cwd=folder, timeout=90, **more)
+    return run_together(size, [*run, *arguments], cwd=folder, timeout=90, **more)
 
 
 def rows(directory: Path) -> list[tuple[str, float]]:

@@ -45,7 +45,7 @@ def restore(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
-    for index, one in enumerate(state.get(_accelerator(), ())):
+    for index, one in enumerate(state.get(_accelerator(), ())[: torch.accelerator.device_count()]):
         torch.get_device_module().set_rng_state(one, index)
     if "numpy" in state:
         import numpy as np  # noqa: PLC0415 - only where the saved run had it loaded
@@ -63,7 +63,7 @@ def rehearse(state: dict[str, Any]) -> None:
     torch.Generator().set_state(state["torch"])
     version, numbers, gauss = state["python"]
     random.Random().setstate((version, tuple(numbers), gauss))  # noqa: S311 - draws nothing
-    for index, one in enumerate(state.get(_accelerator(), ())):
+    for index, one in enumerate(state.get(_accelerator(), ())[: torch.accelerator.device_count()]):
         if api_in_use() is not None:
             torch.Generator(f"{_accelerator()}:{index}").set_state(one)
     if "numpy" in state:

@@ -56,16 +56,16 @@ class ModelCopies:
             every.among(range(place, every.size, size), seconds),
         )
 
-    def mesh(self) -> DeviceMesh:
-        """Return the processes as `fully_shard` takes them."""
+    def mesh(self, kind: str) -> DeviceMesh:
+        """Return the processes as `fully_shard` takes them, on devices of a kind."""
         # Most runs of the plugin do not need it, and its import takes time.
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: PLC0415
 
         if self.alike is None:
-            return init_device_mesh("cpu", (self.every.size,))
+            return init_device_mesh(kind, (self.every.size,))
         places = torch.arange(self.every.size, device="cpu").view(-1, self.shards.size)
         groups = [one.group for one in (self.alike, self.shards) if one.group is not None]
-        return DeviceMesh.from_group(groups, "cpu", places, mesh_dim_names=("copy", "part"))
+        return DeviceMesh.from_group(groups, kind, places, mesh_dim_names=("copy", "part"))
 
     def inside(self, numbers: Sequence[int]) -> list[int]:
         """Return which of `numbers` are processes of this one's copy, by their places in it."""

@@ -85,7 +85,7 @@ class Sharding(Plugin[ShardingConfig]):
     ) -> ParameterStore | None:
         """Divide the optimizer's state, or the model, if `stage` says so."""
         stage, group = self.config.stage, ranks.current()
-        ranks.require_group(group)
+        ranks.require_group(group, run.device)
         if group is None or stage == "replicate":
             return None
         check(run, model, group.size)
@@ -103,7 +103,7 @@ class Sharding(Plugin[ShardingConfig]):
     def on_run_start(self, run: Run, model: nn.Module, store: ParameterStore) -> None:
         """Find the other processes; ConfigError if the run cannot be divided among them."""
         self._ranks = ranks.current()
-        ranks.require_group(self._ranks)
+        ranks.require_group(self._ranks, run.device)
         self._run, self._store, self._model = run, store, model
         if self._ranks is not None:
             if self._divided is None:  # else it was checked before it was divided
@@ -276,6 +276,7 @@ class Sharding(Plugin[ShardingConfig]):
         (shards.copies.one_of if shards else group.require_equal)("weights at the start", weights)
         group.require_equal("buffers at the start", held)
         group.require_equal("numbers of passes", passes)
+        group.share_generator(self._run.device)
 
     @contextmanager
     def _own_numbers(self, group: Ranks) -> Iterator[None]:

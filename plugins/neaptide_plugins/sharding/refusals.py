@@ -141,11 +141,6 @@ def check(run: Run, model: nn.Module, size: int) -> None:
         for name, why in REFUSED.items()
         if name in run.config.plugins
     ]
-    if run.device.type != "cpu":
-        problems.append(
-            f"several processes train on the CPU only (got {str(run.device)!r}); set "
-            f'train.device = "cpu" @ train.device'
-        )
     mixing = next((name for name, one in model.named_modules() if _mixes(one)), None)
     if mixing is not None:
         problems.append(

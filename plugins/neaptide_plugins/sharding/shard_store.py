@@ -57,9 +57,8 @@ class ShardStore(ParameterStore):
         self.copies = copies
         self._state = StateParts.of(optimizer, self.parameters, copies.shards)
         self._rows = self._state.rows
-        self._shards, self._units = fully_sharded(
-            model, self.parameters, copies.mesh(), regather=regather
-        )
+        mesh = copies.mesh(next(one.device.type for one in self.parameters.values()))
+        self._shards, self._units = fully_sharded(model, self.parameters, mesh, regather=regather)
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
         self._trained = {name: one.requires_grad for name, one in self.parameters.items()}

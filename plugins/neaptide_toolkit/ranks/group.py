@@ -18,7 +18,10 @@ import attrs
 import torch
 import torch.distributed as dist
 
+from neaptide.devices import api_of
 from neaptide.errors import ConfigError, NeaptideError
+
+from .placing import NUMBERS, require_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +69,6 @@ class Ranks:
             made = dist.new_group(
                 [*numbers],
                 timeout=timedelta(seconds=seconds),
-                backend="gloo",
                 use_local_synchronization=True,
             )
         return Ranks(numbers.index(self.rank), len(numbers), made)
@@ -134,6 +136,19 @@ class Ranks:
                 taken = parts and [_bytes(part) for part in parts]
                 dist.gather(_bytes(own), taken, group=self.group, group_dst=only)
 
+    def share_generator(self, device: torch.device) -> None:
+        """Give the generator of this process's device the state of that of the first process.
+
+        A checkpoint has the states of the first process's devices, by their numbers.
+        """
+        if device.type == "cpu":
+            return
+        api = api_of(device)
+        state = api.get_rng_state(device)  # on the CPU
+        with _told():
+            dist.broadcast(state, group=self.group, group_src=0)
+        api.set_rng_state(state, device)
+
     def largest(self, tensor: torch.Tensor) -> None:
         """Replace each value of `tensor` by the largest of all processes."""
         with _told():
@@ -156,12 +171,13 @@ def _disagreement(how: str, values: Sequence[object]) -> PeersDisagreeError:
 def peers_told(part: str = "gloo/transport") -> Iterator[None]:
     """Inside the context, an error of an exchange that other code makes is a PeerLostError.
 
-    `part` is a part of its message: torch.distributed has no narrower class for errors of gloo.
+    `part` is a part of its message: torch.distributed has no narrower class for errors of gloo, and
+    one for those of other libraries.
     """
     try:
         yield
     except RuntimeError as error:
-        if part not in str(error):
+        if part not in str(error) and not isinstance(error, dist.DistBackendError):
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
         msg = f"another process of the run is gone ({first}); its own message tells why"
@@ -179,7 +195,7 @@ def current() -> Ranks | None:
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
-def require_group(found: Ranks | None) -> None:
+def require_group(found: Ranks | None, device: torch.device) -> None:
     """Raise ConfigError if the processes that the environment tells of cannot exchange numbers."""
     size = os.environ.get("WORLD_SIZE", "1")
     if found is None and size != "1":
@@ -189,22 +205,20 @@ def require_group(found: Ranks | None) -> None:
             f"made"
         )
         raise ConfigError(msg)
-    if found is not None and "cpu:" not in dist.get_backend_config():
-        msg = (
-            f"the processes exchange numbers on the CPU, which {dist.get_backend()!r} cannot; call "
-            f"torch.distributed.init_process_group with 'gloo'"
-        )
-        raise ConfigError(msg)
+    if found is not None:
+        require_backend(device)
 
 
 @contextmanager
-def group_of(store: c10d.Store, rank: int, size: int, seconds: float) -> Iterator[Ranks]:
+def group_of(
+    store: c10d.Store, rank: int, size: int, seconds: float, backend: str = NUMBERS
+) -> Iterator[Ranks]:
     """Form the group of `size` processes over `store`; leave it when the context ends.
 
-    `seconds` is the longest wait for another process.
+    `seconds` is the longest wait for another process, and `backend` torch's name of the libraries.
     """
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
     )
     try:
         yield Ranks(rank, size)

@@ -24,6 +24,7 @@ from neaptide.run.rundir import checkpoint_root
 from neaptide.run.signals import Interrupted
 
 from .group import PeerLostError, group_of
+from .placing import backend_for, make_present, name_of, own_device, require_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +44,7 @@ _LAST_WORDS = 3.0
 
 @contextmanager
 def joined(
-    rank: int, size: int, facts: Mapping[str, Any], seconds: float
+    rank: int, size: int, facts: Mapping[str, Any], seconds: float, device: str = "cpu"
 ) -> Iterator[Callable[[Any], Any]]:
     """Inside the context, this process is in the group of all processes of the run.
 
@@ -54,9 +55,10 @@ def joined(
         size: number of processes.
         facts: what must be equal in all processes, as JSON values by name.
         seconds: longest wait for another process.
+        device: where they train, as `train.device`. It is this process's present one afterwards.
 
     Raises:
-        ConfigError: another process has other facts, or has not started.
+        ConfigError: another process has other facts, or has not started, or has the same GPU.
         SystemExit: another process tells the error, or told it.
     """
     if rank:
@@ -64,8 +66,11 @@ def joined(
             logging.getLogger(name).setLevel(logging.ERROR)
     store = _store(rank, size)
     with _one_tells(store, rank, size, seconds):
-        _compare(store, rank, size, facts)
-        with group_of(c10d.PrefixStore("group", store), rank, size, seconds):
+        own = own_device(device)
+        _compare(store, rank, size, {**facts, "the kind of device": own.type})
+        _take(store, rank, size, own)
+        backend = backend_for(own.type)
+        with group_of(c10d.PrefixStore("group", store), rank, size, seconds, backend):
 
             def tell(value: Any) -> Any:
                 if rank == 0:
@@ -125,6 +130,16 @@ def _compare(store: c10d.Store, rank: int, size: int, facts: Mapping[str, Any]) 
         ]
     if problems:
         raise ConfigError(*problems[:4])
+
+
+def _take(store: c10d.Store, rank: int, size: int, device: torch.device) -> None:
+    """Make `device` the present one; ConfigError in all processes if two have the same."""
+    if device.index is None:  # all are on the CPU
+        return
+    store.set(f"device/{rank}", name_of(device))
+    names = [_waited(store, f"device/{one}", f"process {one}") for one in range(size)]
+    require_apart(names, device.type)
+    make_present(device)
 
 
 def _waited(store: c10d.Store, key: str, whose: str) -> str:

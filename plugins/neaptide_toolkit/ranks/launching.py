@@ -99,8 +99,9 @@ def trained(
 
     seconds = getattr(config.plugins[divider], "timeout", _TIMEOUT)
     facts = {**_flat(unstructure(config)), "--resume": resume}
-    with joined(rank, size, facts, seconds) as tell:
+    with joined(rank, size, facts, seconds, config.train.device) as tell:
         resume = tell(newest(config, resume) if rank == 0 else None)
+        config = _placed(config)
         if rank == 0:
             return train(config, resume=resume, **given)
         logs = config.run.dir if getattr(config.plugins[divider], "logs", False) else None
@@ -187,6 +188,19 @@ def _silent(config: RunConfig, ordered: Sequence[PluginSpec]) -> RunConfig:
     plugins = {name: one for name, one in config.plugins.items() if name not in observers}
     run = attrs.evolve(config.run, dir=None, checkpoint_dir=None)
     return attrs.evolve(config, run=run, plugins=plugins)
+
+
+def _placed(config: RunConfig) -> RunConfig:
+    """Return the configuration of a process that trains on its own device, which it names.
+
+    The first device keeps its name: new threads begin with it, and the first process saves it.
+    """
+    from .placing import own_device  # noqa: PLC0415 - imports torch
+
+    device = own_device(config.train.device)
+    if not device.index:
+        return config
+    return attrs.evolve(config, train=attrs.evolve(config.train, device=str(device)))
 
 
 def _flat(tree: Any, path: str = "") -> dict[str, Any]:

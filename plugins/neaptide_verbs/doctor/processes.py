@@ -75,7 +75,7 @@ def findings(link: Link | None) -> Iterator[Finding]:
         return
     yield Finding("ok", "gloo", "in this torch: a run can have several processes")
     nccl = "in this torch" if dist.is_nccl_available() else "not in this torch"
-    yield Finding("ok", "NCCL", f"{nccl}; runs of several processes train on the CPU, by gloo")
+    yield Finding("ok", "NCCL", f"{nccl}; processes on CUDA devices exchange tensors by it")
     yield _host()
     if link is None:
         return

@@ -47,6 +47,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Any:
         current = torch.device(kind)
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: current)
         monkeypatch.setattr(torch, "get_device_module", lambda *_: api)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
         return generators
 
     return there
@@ -72,6 +73,16 @@ def test_the_cpu_goes_on_where_another_device_resumes(accelerator: Any) -> None:
     rng.restore(state)
     assert drawn == float(torch.rand(()))
     assert torch.equal(kept, generators.get_rng_state())
+
+
+def test_states_of_devices_that_are_not_there_are_left_out(accelerator: Any) -> None:
+    accelerator("cuda", 3)
+    state = rng.capture()
+    generators = accelerator("cuda", 1)
+    before = generators.get_rng_state_all()
+    generators.draw()
+    rng.restore(state)
+    assert torch.equal(before[0], generators.get_rng_state())
 
 
 def test_without_an_accelerator_a_state_of_one_is_left_out(accelerator: Any) -> None:

@@ -11,6 +11,7 @@ from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
 from .config import REGATHERS, Stage
 from .fully_sharded import HALVES, units
+from .reducing import BUCKET
 from .shard_store import ShardStore
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ def divided(
     kind, forward = "weights.gathered", held.in_forward()
     ledger = ledger.add("sharding", kind, "device", forward, ("forward", "evaluate"))
     return ledger.add("sharding", kind, "device", held.in_backward(), ("backward",))
+
+
+def added_up(ledger: Ledger, store: ParameterStore, stage: Stage, size: int) -> Ledger:
+    """Return `ledger` with the gradients that are added up at once, if they are not divided."""
+    trained = [span.bytes for span in store.spans() if span.trainable]
+    held = min(sum(trained), max(BUCKET, max(trained, default=0)))
+    if stage == 1:  # after that, updated rows are sent from one buffer to another
+        held += held // size
+    return ledger.add("sharding", "gradients.sum", "device", held, ("update",))
 
 
 @attrs.frozen

@@ -18,11 +18,10 @@ from neaptide_toolkit.saved_form import counter
 
 from .config import REGATHERS, ShardingConfig
 from .copies import ModelCopies
-from .ledgers import divided
+from .ledgers import added_up, divided
 from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
 from .reducing import (
-    BUCKET,
     WHOLE,
     ChangedBuffers,
     Windows,
@@ -213,11 +212,7 @@ class Sharding(Plugin[ShardingConfig]):
             ledger = divided(ledger, self._model, self._store, stage, self._ranks.size)
         if self._shards is not None or phase is PREDICT:
             return ledger
-        trained = [span.bytes for span in self._store.spans() if span.trainable]
-        held = min(sum(trained), max(BUCKET, max(trained, default=0)))
-        if stage == 1:  # after that, updated rows are sent from one buffer to another
-            held += held // self._ranks.size
-        return ledger.add("sharding", "gradients.sum", "device", held, ("update",))
+        return added_up(ledger, self._store, stage, self._ranks.size)
 
     @hookimpl
     def on_run_end(self, error: BaseException | None) -> None:

@@ -117,14 +117,9 @@ def _plan(done: DryRun, target: PlannedMachine, spent: Times | None) -> Plan:
         bound_by=max(busy, key=lambda engine: busy[engine], default=None),
         busy=busy,
         disk_written=done.written,
-        assumptions=(*done.assumptions, *_of_processes(target)),
+        assumptions=done.assumptions,
         processes=_exchanged(done, target, spent),
     )
-
-
-def _of_processes(target: PlannedMachine) -> tuple[str, ...]:
-    several = target.processes is not None and target.device is not None
-    return ("several processes train on a device; so far they train on a CPU",) * several
 
 
 def _exchanged(done: DryRun, target: PlannedMachine, spent: Times | None) -> ProcessPlan | None:

@@ -74,7 +74,7 @@ def test_a_process_without_a_device_of_its_own_is_refused(
     assert 'set train.device = "cpu"' in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["mps", "hpu"])
+@pytest.mark.parametrize("kind", ["mps", "vulkan"])
 def test_a_kind_of_device_without_a_library_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"exchanges tensors of {kind.upper()} devices"):
         placing.backend_for(kind)

@@ -40,8 +40,7 @@ class ProcessPlan:
         nodes: on how many machines.
         link: bytes/s of the slowest link; None if nobody knows it.
         sent: bytes that a process sends in a step, by collective.
-        holds: the most bytes that a process holds on its device, by what they are for. The peaks of
-            two kinds may be at different moments.
+        holds: the most bytes on a process's device, by what they are for, each at its own moment.
         seconds: that the link is busy in a step; None without `link`.
         waited: of these, the seconds in which the computation waits; None without rates.
     """

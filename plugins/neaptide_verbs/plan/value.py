@@ -88,8 +88,10 @@ class Plan:
         changes_tried: how many were planned.
         changes_left: True if some were not planned.
         assumptions: what is taken for granted of values that a plan does not have, and where.
-        processes: what several processes exchange; None for one. Memory of the device and times are
-            then those of one process, and RAM is that of all on a machine.
+        processes: what several processes exchange; None for one.
+
+    With several processes, the memory of the device and the times are those of one process, and RAM
+    is that of all on a machine.
     """
 
     machine: str

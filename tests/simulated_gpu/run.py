@@ -35,7 +35,9 @@ ELSEWHERE = (
             "plugins/optimizer_offload/test_memory",
             "plugins/profiler/test_killed",
             "plugins/profiler/test_listing",
+            "plugins/sharding/test_hybrid",
             "plugins/sharding/test_runs",
+            "toolkit/dry_run/test_processes",
             "toolkit/test_losses",
         )
     ),

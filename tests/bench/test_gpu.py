@@ -44,6 +44,7 @@ NOT_FOR_A_GPU = {
     "plan": "it compares bytes on a CPU, and on a simulated GPU",
     "predict": "it counts passes; tests/simulated_gpu runs it on a device",
     "reliability": "it damages files",
+    "shard_saves": "processes divide a model on a CPU",
     "shards": "processes divide a model on a CPU only",
     "startup": "it imports, and makes one update of a small model",
     "streaming": "it uses a CPU as the device; scale.py is the bench for a GPU",

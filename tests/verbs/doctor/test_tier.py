@@ -38,7 +38,8 @@ def test_both_ways_are_measured_and_nothing_is_left(folder: Path) -> None:
 def test_without_o_direct_both_ways_are_measured_too(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neaptide_toolkit.offload.disk.tier_file._DIRECT", 0)
+    refused = "neaptide_toolkit.offload.disk.tier_file.direct"
+    monkeypatch.setattr(refused, lambda _file, *, wanted: wanted and False)
     found = tier.measure(folder, 4 * GIB, nbytes=64 << 20, seconds=5.0)
     assert isinstance(found, TierRates)
     assert not found.direct

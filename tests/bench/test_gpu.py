@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
-    "beside_deepspeed": "it trains on a CPU, from a disk",
     "beyond_ram": "it limits the RAM of a CPU, which is the device",
     "checkpoints": "it writes and reads files of state in RAM",
     "data": "it reads and tokenizes files, and trains on a CPU beside it",
@@ -45,7 +44,7 @@ NOT_FOR_A_GPU = {
     "predict": "it counts passes; tests/simulated_gpu runs it on a device",
     "reliability": "it damages files",
     "shard_saves": "processes divide a model on a CPU",
-    "shards": "processes divide a model on a CPU only",
+    "shards": "processes divide a model on a CPU",
     "startup": "it imports, and makes one update of a small model",
     "streaming": "it uses a CPU as the device; scale.py is the bench for a GPU",
     "timelines": "it runs on the simulated GPU",

@@ -268,23 +268,14 @@ TRITON = (
         version=_TRITON,
         configs=tuning.configs,
     ),
-    Provider(
-        op="attention",
-        name="triton-tma",
-        run=described.attention,
+    *_both(
+        "triton-tma",
+        described.attention,
+        described.attention_backward,
         supports=described.supports,
         priority=9,
         version=_TRITON,
         configs=described.configs,
-    ),
-    Provider(
-        op="attention_backward",
-        name="triton-tma",
-        run=described.attention_backward,
-        supports=described.supports,
-        priority=9,
-        version=_TRITON,
-        configs=described.configs_backward,
     ),
 )
 """Providers that the plugins `triton-kernels` and `flash-attention` add to a run."""

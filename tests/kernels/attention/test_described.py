@@ -27,9 +27,9 @@ def call(d: int = 64, dtype: torch.dtype = torch.bfloat16, **options: object) ->
         (call(), (10, 3), ""),
         (call(), (8, 9), "capability 9 and 10"),
         (call(), (12, 0), "capability 9 and 10"),
-        (call(dtype=torch.float32), (9, 0), "16 bits"),
-        (call(window=3), (9, 0), "without bias, window"),
-        (call(softcap=3.0), (9, 0), "without bias, window"),
+        (call(32, torch.float32), (9, 0), "16 bits"),
+        (call(window=3), (9, 0), "without window"),
+        (call(softcap=3.0), (9, 0), "without window"),
         (call(68), (9, 0), "a multiple of 8"),
         (call(256), (9, 0), "64 to 128"),
         (call(32), (9, 0), "64 to 128"),
@@ -43,9 +43,8 @@ def test_it_supports_what_its_launches_are_made_for(
     )
     answer = described.supports(query)
     assert (answer is True) if not reason else reason in str(answer)
-    for configs in (described.configs, described.configs_backward):
-        if not reason:
-            assert configs(query)
+    for op in ("attention", "attention_backward"):
+        assert reason or described.configs(attrs.evolve(query, op=op))
 
 
 def test_tensors_as_models_make_them_are_not_copied() -> None:

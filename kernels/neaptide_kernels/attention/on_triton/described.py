@@ -14,10 +14,8 @@ import torch
 from neaptide_kernels.attention.call import AttentionCall, AttentionGradient
 from neaptide_kernels.attention.torch_backends import plain_call
 from neaptide_kernels.registry import takes
-from neaptide_kernels.support import no_triton
 
-from . import launching
-from .tuning import MOST, largest
+from . import launching, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 STAGES = 2
 """Blocks in flight; with more, launches for some GPUs spill registers."""
+KEY_ROWS, KEY_WARPS = 32, 8
+"""Queries of a block, and warps, of the gradients of keys and values."""
 _HOPPER, _BLACKWELL = 9, 10
 _SMALLEST, _LARGEST = 64, 128
 """Elements of a head; smaller blocks spill registers on some GPUs."""
@@ -55,37 +55,27 @@ _BACKWARD: dict[int, tuple[Mapping[str, Any], ...]] = {
 
 def supports(query: Query) -> Support:
     """Return whether the kernels support a call, or why not."""
-    reason = no_triton(query)
-    if reason:
-        return reason
+    answer = tuning.supports(query)
+    if answer is not True:
+        return answer
     if torch.version.hip is not None or (
         query.capability is not None and query.capability[0] not in _FORWARD
     ):
         return "tensor descriptors are used on NVIDIA's GPUs of capability 9 and 10"
-    if max(query["query"].shape[:2]) > MOST:
-        return f"more than {MOST} heads, or sequences, are left to others"
     if query["query"].dtype not in (torch.float16, torch.bfloat16):
         return "tensor descriptors are used in 16 bits"
-    if query["bias"] is not None or plain_call(query) is not True:
-        return "used without bias, window, ranges, softcap and dropout"
-    sizes = [query[name].shape[3] for name in ("query", "value")]
-    if largest(query) > _LARGEST or min(sizes) < _SMALLEST or any(size % _EIGHT for size in sizes):
+    if plain_call(query) is not True:
+        return "used without window, ranges, softcap and dropout, for keys and values of one size"
+    size = query["query"].shape[3]
+    if not _SMALLEST <= size <= _LARGEST or size % _EIGHT:
         return f"a head should have {_SMALLEST} to {_LARGEST} elements, a multiple of {_EIGHT}"
     return True
 
 
 def configs(query: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the candidate sizes of blocks of a forward."""
-    return _FORWARD[_major(query)]
-
-
-def configs_backward(query: Query) -> Sequence[Mapping[str, Any]]:
-    """Return the candidate sizes of blocks of a backward."""
-    return _BACKWARD[_major(query)]
-
-
-def _major(query: Query) -> int:
-    return _HOPPER if query.capability is None else query.capability[0]
+    """Return the candidate sizes of blocks of a forward or a backward."""
+    known = _FORWARD if query.op == "attention" else _BACKWARD
+    return known[_HOPPER if query.capability is None else query.capability[0]]
 
 
 @takes(AttentionCall)
@@ -118,9 +108,6 @@ def attention_backward(
         of, rows=rows, columns=columns, num_warps=num_warps, num_stages=STAGES, key_rows=KEY_ROWS,
         key_columns=key_columns, key_warps=KEY_WARPS, key_stages=STAGES, described=True,
     )  # fmt: skip
-
-
-KEY_ROWS, KEY_WARPS = 32, 8
 
 
 def launches() -> Mapping[int, tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]]:

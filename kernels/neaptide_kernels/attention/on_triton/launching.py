@@ -42,7 +42,7 @@ def forward(
     from . import kernel  # noqa: PLC0415 - it needs Triton
 
     output, logsumexp = new_output(call), new_logsumexp(call)
-    if not output.numel() or (described and not call.key.numel()):
+    if not output.numel():
         return output, logsumexp
     query, key, value = _given(call[:3], described=described)
     batch, heads, n, _ = query.shape

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STAGES = {"attend": 3, "differentiate_keys": 3, "differentiate_queries": 2}
 """Blocks of each kernel's loop that are in flight; with others, some launches spill registers."""
-MOST = 65_535
+_MOST = 65_535
 """Heads and sequences of a call: CUDA has no larger grids in these directions."""
 _LARGEST = {torch.float32: 32}
 """Elements of a head, at most, by dtype; larger float32 blocks would not fit in registers."""
@@ -45,7 +45,7 @@ def configs(query: Query) -> Sequence[Mapping[str, Any]]:
     """Return the candidate sizes of blocks and numbers of warps."""
     if query["query"].dtype == torch.float32:
         return EXACT
-    return WIDE if largest(query) > _NARROW else CONFIGS
+    return WIDE if _largest(query) > _NARROW else CONFIGS
 
 
 def supports(query: Query) -> Support:
@@ -57,17 +57,16 @@ def supports(query: Query) -> Support:
         return "float64 is left to the reference"
     if query["bias"] is not None:
         return "a bias is left to others"
-    if max(query["query"].shape[:2]) > MOST:
-        return f"more than {MOST} heads, or sequences, are left to others"
+    if max(query["query"].shape[:2]) > _MOST:
+        return f"more than {_MOST} heads, or sequences, are left to others"
     dtype = query["query"].dtype
     limit = _LARGEST.get(dtype, _LARGEST_HALF)
-    if largest(query) > limit:
+    if _largest(query) > limit:
         return f"a head of more than {limit} elements of {dtype} is left to others"
     return True
 
 
-def largest(query: Query) -> int:
-    """Return the elements of a head."""
+def _largest(query: Query) -> int:
     return int(max(query["query"].shape[3], query["value"].shape[3]))
 
 

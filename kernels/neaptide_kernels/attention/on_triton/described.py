@@ -63,12 +63,13 @@ def supports(query: Query) -> Support:
     ):
         return "tensor descriptors are used on NVIDIA's GPUs of capability 9 and 10"
     if query["query"].dtype not in (torch.float16, torch.bfloat16):
-        return "tensor descriptors are used in 16 bits"
+        return f"{query['query'].dtype} is left to others"
     if plain_call(query) is not True:
-        return "used without window, ranges, softcap and dropout, for keys and values of one size"
+        return "a window, ranges, a softcap, dropout or values of another size is left to others"
     size = query["query"].shape[3]
     if not _SMALLEST <= size <= _LARGEST or size % _EIGHT:
-        return f"a head should have {_SMALLEST} to {_LARGEST} elements, a multiple of {_EIGHT}"
+        sizes = f"{_SMALLEST}, {_SMALLEST + _EIGHT}, ... {_LARGEST}"
+        return f"a head without {sizes} elements is left to others"
     return True
 
 

@@ -72,16 +72,17 @@ def judge(provider: Provider, reason: str, seconds: Mapping[str, float], query: 
 def fastest(usable: Mapping[str, Provider], timings: Iterable[Timing], query: Query) -> Choice:
     """Choose the provider with the fastest timing or, without timings, with the highest priority.
 
+    If a provider is newer than its timing, the timings do not count: it may be the fastest one now.
+
     Args:
         usable: providers that support the call, by name, including the reference.
         timings: timings of calls of this size, fastest first.
         query: the call.
     """
-    known = tuple(timings)
-    for timing in known:
-        measured = usable.get(timing.provider)
-        if measured is not None and measured.version == timing.version:
-            return Choice(measured, timing.config, "the fastest one measured")
+    known = [timing for timing in timings if timing.provider in usable]
+    valid = [each for each in known if each.version == usable[each.provider].version]
+    if valid and {each.provider for each in valid} == {each.provider for each in known}:
+        return Choice(usable[valid[0].provider], valid[0].config, "the fastest one measured")
     worth = [each for each in usable.values() if each.fewest(query) <= query.bucket]
     first = max(worth, key=lambda provider: provider.priority)
     why = "the highest priority" if len(worth) > 1 else "the only one"

@@ -43,6 +43,7 @@ class Kernels:
         self._trials = ProviderTrials()
         self._requests = Requests()
         self._choices: dict[Query, Choice] = {}
+        self._tuned: set[str] = set()
         self._path = path
         self._timings = Table(lambda: self.path)
 
@@ -234,10 +235,8 @@ class Kernels:
         """Choose a provider that has passed its trial; if tuning is requested, tune first."""
         # Trials and tuning make the host wait, which is not permitted while a graph is captured.
         waits = is_capturing(query.device)
-        if not waits and self._requests.tuning == "tune" and self._key(query) not in self._timings:
-            usable = self._usable(query).values()
-            measured = tuned(self._ops[query.op].spec, usable, query, arguments)
-            self._timings.note(self._key(query), measured)
+        if not waits and self._requests.tuning == "tune":
+            self._tune(query, arguments)
         while True:
             choice = self.choose(query)
             provider = choice.provider
@@ -256,6 +255,19 @@ class Kernels:
             self._choices.clear()
         self._choices[query] = choice
         return choice
+
+    def _tune(self, query: Query, arguments: Sequence[Any]) -> None:
+        """Time the usable providers if one of them has no timing of its version.
+
+        A provider that fails has no timing afterwards, so a process tunes a key once.
+        """
+        key, usable = self._key(query), self._usable(query).values()
+        timed = {(timing.provider, timing.version) for timing in self._timings.of(key)}
+        if key in self._tuned or all((each.name, each.version) in timed for each in usable):
+            return
+        self._tuned.add(key)
+        measured = tuned(self._ops[query.op].spec, usable, query, arguments)
+        self._timings.note(key, measured)
 
     def _quarantine(self, provider: Provider, reason: str) -> None:
         self._trials.quarantine(provider, reason)

@@ -53,10 +53,6 @@ class Table:
         self._path = path
         self._timings: dict[str, tuple[Timing, ...]] | None = None
 
-    def __contains__(self, key: str) -> bool:
-        """Return whether calls of this key have timings."""
-        return key in self._all()
-
     def of(self, key: str) -> tuple[Timing, ...]:
         """Return the timings of calls of this key, fastest first."""
         return self._all().get(key, ())

@@ -19,8 +19,8 @@ class TritonKernelsConfig:
         "cached",
         validator=in_(("off", "cached", "tune")),
         help="use of timings to choose a provider: `off` uses priorities; `cached` uses the "
-        "timings that `neaptide kernels tune` saved; `tune` also times calls that have no timing "
-        "yet",
+        "timings that `neaptide kernels tune` saved; `tune` also times calls for which a provider "
+        "has no timing yet",
     )
     providers: dict[str, str] = field(
         attrs.Factory(dict),

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from neaptide_kernels.registry import KernelError, Kernels, Op, OpSpec, Provider, Query
+from neaptide_kernels.registry import (
+    KernelError,
+    Kernels,
+    KernelWarning,
+    Op,
+    OpSpec,
+    Provider,
+    Query,
+)
+from neaptide_kernels.registry.timings import read
 
 
 def provider(op: Op, name: str, **changes: object) -> Provider:
@@ -73,6 +82,20 @@ def test_timings_are_for_good_and_of_one_version(kernels: Kernels, double: Op) -
     assert "reference" == chosen(again, double, torch.ones(4))
 
 
+def test_a_new_version_is_not_passed_over_for_what_was_timed_beside_the_old_one(
+    kernels: Kernels, double: Op
+) -> None:
+    old = provider(double, "mine", priority=1, version="1")
+    kernels.add(old)
+    kernels.measure(double.spec.name, (torch.ones(4),), keep=True)
+    kernels.remove(old)
+    kernels.add(provider(double, "mine", priority=1, version="2"))
+
+    explained = kernels.explain(double.spec.name, (torch.ones(4),))
+
+    assert ("mine", "the highest priority") == (explained.chosen, explained.why)
+
+
 def test_tuning_measures_what_it_meets(kernels: Kernels, double: Op) -> None:
     kernels.add(provider(double, "mine", priority=-1, configs=lambda query: ({}, {})))
     with kernels.using(tuning="tune"):
@@ -82,6 +105,46 @@ def test_tuning_measures_what_it_meets(kernels: Kernels, double: Op) -> None:
 
     assert "the fastest one measured" == explained.why
     assert kernels.path.exists()
+
+
+def test_tuning_measures_a_provider_that_came_later_and_a_new_version(
+    kernels: Kernels, double: Op
+) -> None:
+    def timed() -> set[tuple[str, str]]:
+        again = Kernels(kernels.path)  # another process, which has tuned nothing yet
+        again._ops, again._providers = kernels._ops, kernels._providers
+        with again.using(tuning="tune"):
+            again.run(double.spec.name, (torch.ones(4), 2.0))
+        (timings,) = read(kernels.path).values()
+        return {(one.provider, one.version) for one in timings}
+
+    old = provider(double, "mine", priority=-1, version="1")
+    assert {("reference", "1")} == timed()
+    kernels.add(old)
+    assert {("reference", "1"), ("mine", "1")} == timed()
+    kernels.remove(old)
+    kernels.add(provider(double, "mine", priority=-1, version="2"))
+    assert {("reference", "1"), ("mine", "2")} == timed()
+
+
+def test_tuning_does_not_try_a_provider_again_that_failed(kernels: Kernels, double: Op) -> None:
+    calls = []
+
+    def fails(x: torch.Tensor, factor: float) -> torch.Tensor:
+        calls.append(x.numel())
+        if x.numel() == 200:
+            message = "too large"
+            raise RuntimeError(message)
+        return x * factor
+
+    kernels.add(Provider(op=double.spec.name, name="fails", run=fails, priority=-1))
+    with kernels.using(tuning="tune"):
+        with pytest.warns(KernelWarning, match="left out of tuning"):
+            double(torch.ones(200))
+        tried = len(calls)
+        double(torch.ones(201))
+
+    assert tried == len(calls)
 
 
 def test_a_provider_that_is_asked_for_runs_or_fails_loudly(kernels: Kernels, double: Op) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from queue import LifoQueue, SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -38,6 +38,8 @@ class BackgroundWriter:
         for buffer in torch.split(flat, PIECE):
             self._free.put(buffer)
         self._thread: Thread | None = None
+        self._go = Event()
+        """Set when all is copied, or no buffer is free: beside the thread, copying takes longer."""
         self._error: BaseException | None = None
 
     def write(self, context: AbstractContextManager[Writer], fill: Callable[[Any], None]) -> None:
@@ -49,6 +51,7 @@ class BackgroundWriter:
         assert self._thread is None, "the previous checkpoint is not finished"
         writer = context.__enter__()
         work: _Work = SimpleQueue()
+        self._go.clear()
         self._thread = Thread(
             target=self._run, args=(context, work), name="neaptide-save", daemon=True
         )
@@ -57,9 +60,11 @@ class BackgroundWriter:
             fill(_CopiedFiles(self, writer, work))
         except BaseException as error:  # noqa: BLE001 - raised by `finish`
             self._error = error
+            self._go.set()
             work.put(None)
             self.finish()  # raises it, or what the context makes of it
         else:
+            self._go.set()
             work.put(None)
 
     def finish(self) -> bool:
@@ -77,6 +82,8 @@ class BackgroundWriter:
 
     def take(self) -> torch.Tensor:
         """Return a free buffer of `PIECE` bytes; wait for one."""
+        if self._free.empty():
+            self._go.set()
         return self._free.get()
 
     def give_back(self, buffer: torch.Tensor) -> None:
@@ -92,6 +99,7 @@ class BackgroundWriter:
             self._free.put(buffer)
 
     def _run(self, context: AbstractContextManager[Writer], work: _Work) -> None:
+        self._go.wait()
         for task in iter(work.get, None):
             try:
                 task()

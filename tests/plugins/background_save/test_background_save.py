@@ -170,6 +170,28 @@ def test_two_buffers_hold_what_is_not_yet_written(tmp_path: Path, count: int) ->
     assert writer._free.qsize() == 2
 
 
+def test_the_thread_begins_when_all_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, seen, copied = os.write, [], [False]
+
+    def noted(descriptor: int, data: Any) -> int:
+        seen.append(copied[0])
+        return write(descriptor, data)
+
+    def fill(files: Any) -> None:
+        with files.file("one") as file:
+            file.write(bytes(2 * PIECE))
+            time.sleep(0.2)
+            copied[0] = True
+
+    monkeypatch.setattr(os, "write", noted)
+    writer = BackgroundWriter(4 * PIECE)
+    writer.write(writing(tmp_path / "c", 1, {}), fill)
+    assert writer.finish()
+    assert {True} == {*seen}
+
+
 def test_an_error_of_what_is_saved_is_raised_by_the_save(tmp_path: Path) -> None:
     writer = BackgroundWriter(1)
 

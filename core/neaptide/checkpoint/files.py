@@ -61,7 +61,7 @@ _active: set[str] = set()
 
 
 class HashedFile:
-    """A new file. `write` copies; one thread computes the sha256, and another one writes.
+    """A new file. `write` copies; one thread computes the sha256, and another one writes by `put`.
 
     Whole pieces go past the page cache if the file system lets them. `close` flushes the data.
     """
@@ -69,7 +69,7 @@ class HashedFile:
     def __init__(self, folder: Folder, name: str) -> None:
         self._file, self._open = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), True
         self._direct = direct(self._file, wanted=True)
-        self._sha256 = hashlib.sha256()
+        self._sha256, self.put = hashlib.sha256(), os.write
         self._ring = rooms(_PIECE, self._sha256.update, self._write)
         self._room, self._used, self.bytes = next(self._ring), 0, 0
 
@@ -91,7 +91,7 @@ class HashedFile:
     def _write(self, piece: memoryview) -> None:
         while piece:
             try:
-                piece = piece[os.write(self._file, piece) :]
+                piece = piece[self.put(self._file, piece) :]
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise

@@ -45,6 +45,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+BLOCK = 4096  # bytes of a file system's block: whole ones can be cloned from another file
 _MAX_HEADER = 100_000_000
 _MAX_DIMENSIONS = 64
 _MAX_NAME = 2**16
@@ -104,7 +105,7 @@ def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = Non
         }
         position = stop
     text = json.dumps(described, separators=(",", ":")).encode("ascii")
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % BLOCK)
     canonical.check_size(text, "the names of one file's tensors")
     if len(text) > _MAX_HEADER:
         msg = f"the names of one file's tensors take {len(text)} bytes, at most {_MAX_HEADER}"

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from neaptide.errors import CheckpointError
 
-from .safetensors_header import TensorItem, header, read_header
+from .safetensors_header import BLOCK, TensorItem, header, read_header
 from .verify import Identity, opened, spread
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file. Each item is loaded once and copied in pieces of `PIECE` bytes.
 
-    Items of wider dtypes are stored first; items of the same width keep their order. Raises
+    Items of whole blocks are stored first, then wider dtypes; else the order is kept. Raises
     CheckpointError for items or `metadata` that `header` refuses, and for a tensor whose dtype or
     shape differs from its item.
     """
     # Readers map the file into memory, so each tensor must be aligned to its element size.
     ordered = sorted((TensorItem(*one) for one in items), key=lambda one: -one.dtype.itemsize)
+    ordered.sort(key=lambda one: torch.Size(one.shape).numel() * one.dtype.itemsize % BLOCK > 0)
     text = header(ordered, metadata)
-    file.write(memoryview(len(text).to_bytes(8, "little")))
-    file.write(memoryview(text))
+    file.write(memoryview(len(text).to_bytes(8, "little") + text))
     for one in ordered:
         _write_tensor(file, one)
 
@@ -116,8 +116,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def outline(self, name: str) -> torch.Tensor:
         """Return a tensor on the device `meta`, with the dtype and shape of the tensor `name`."""
-        dtype, shape = self.info(name)
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.empty(self.info(name)[1], dtype=self.info(name)[0], device="meta")
 
     def whole(self) -> dict[str, torch.Tensor]:
         """Read all tensors with the safetensors library. No two tensors share memory."""

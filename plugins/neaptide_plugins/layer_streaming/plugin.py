@@ -8,6 +8,7 @@ import attrs
 
 from neaptide import ROLLBACK, Plugin, hookimpl
 from neaptide_toolkit.machine.heap import give_back_large, keep_large
+from neaptide_toolkit.offload.disk import cloning
 
 from .accounting import account, explained
 from .assembly import NAME, build, decided
@@ -22,6 +23,7 @@ from .weights.uneven import large_block
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import torch
     from torch import nn
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         AroundForward,
         AroundOptimizerStep,
         AroundPredict,
+        AroundSave,
         AroundTrainStep,
         Ledger,
         Outcome,
@@ -195,6 +198,21 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
             return following(**arguments)
 
         return told
+
+    @hookimpl
+    def around_save(self) -> AroundSave | None:
+        """Clone what is on the disk into a checkpoint, if the file system can."""
+        if not self._streaming().homes.files:
+            return None
+
+        def save(following: Callable[..., Path], /, *, directory: Path) -> Path:
+            with cloning() as cloned:
+                saved = following(directory=directory)
+            if cloned.bytes:
+                self._run.log.info("streaming.cloned", bytes=cloned.bytes)
+            return saved
+
+        return save
 
     @hookimpl
     def estimate_memory(self, ledger: Ledger, phase: Phase) -> Ledger:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from neaptide.checkpoint.safetensors_header import BLOCK
 from neaptide.text import one_line
 
 from .evicted import ALIGNMENT
@@ -33,7 +34,7 @@ class Place:
 
 @attrs.frozen
 class BufferLayout:
-    """The places of a group of tensors, in order, and the size of their buffer in bytes."""
+    """The places of a group of tensors, in their order, and the size of their buffer in bytes."""
 
     places: tuple[Place, ...]
     bytes: int
@@ -46,6 +47,8 @@ class BufferLayout:
     ) -> BufferLayout:
         """Assign an aligned place to each tensor. The strides of a dense tensor are kept.
 
+        Tensors of whole blocks of a file system come first, so that they begin at a block.
+
         Args:
             tensors: only their shapes, strides and dtypes are used.
             dtypes: the stored dtype of each tensor; by default the tensor's dtype.
@@ -54,9 +57,10 @@ class BufferLayout:
         for index, tensor in enumerate(tensors):
             strides = tensor.stride() if is_dense(tensor) else _contiguous(tensor.shape)
             dtype = dtypes[index] if dtypes else tensor.dtype
-            place = Place(offset, dtype, tuple(tensor.shape), tuple(strides))
-            places.append(place)
-            offset += -(-place.bytes // ALIGNMENT) * ALIGNMENT
+            places.append(Place(0, dtype, tuple(tensor.shape), tuple(strides)))
+        for index in sorted(range(len(places)), key=lambda index: places[index].bytes % BLOCK > 0):
+            places[index] = attrs.evolve(places[index], offset=offset)
+            offset += -(-places[index].bytes // ALIGNMENT) * ALIGNMENT
         return cls(tuple(places), offset)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:

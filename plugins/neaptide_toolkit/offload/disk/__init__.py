@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from neaptide.renamed import missing_in
 
+from .cloning import Cloning, cloning
 from .copying import copy, disk_bytes
 from .errors import DiskError
 from .pretended_file import FilePages, PretendedFile
@@ -11,12 +12,14 @@ from .tier_file import Region, TierFile, region_of
 from .transfers import Transfers
 
 __all__ = [
+    "Cloning",
     "DiskError",
     "FilePages",
     "PretendedFile",
     "Region",
     "TierFile",
     "Transfers",
+    "cloning",
     "copy",
     "disk_bytes",
     "region_of",

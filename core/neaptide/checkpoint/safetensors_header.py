@@ -105,7 +105,7 @@ def header(items: Iterable[TensorItem], metadata: Mapping[str, str] | None = Non
         }
         position = stop
     text = json.dumps(described, separators=(",", ":")).encode("ascii")
-    text += b" " * (-(8 + len(text)) % BLOCK)
+    text += b" " * (-(8 + len(text)) % (BLOCK if position >= BLOCK else 8))
     canonical.check_size(text, "the names of one file's tensors")
     if len(text) > _MAX_HEADER:
         msg = f"the names of one file's tensors take {len(text)} bytes, at most {_MAX_HEADER}"

@@ -184,3 +184,39 @@ def test_xfs_shares_the_blocks_until_training_writes_again(xfs: Path, tmp_path: 
             for batch in batches(width)[3:]:
                 trainer.step(batch)
             assert expected == trainer.digest()
+
+
+def fill(place: Path) -> None:
+    """Take all room of a file system."""
+    with (place / "rest").open("wb") as file:
+        size, at = 1 << 28, 0
+        while size >= 4096:
+            try:
+                os.posix_fallocate(file.fileno(), at, size)
+                at += size
+            except OSError:
+                size //= 2
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_after_a_clone_costs_ram_and_no_bit(xfs: Path, tmp_path: Path) -> None:
+    width, found = 768, []
+    for name in ("tier", "saved"):
+        (xfs / name).mkdir()
+    for full in (False, True):
+        with trainer_of(xfs / "tier", tmp_path / "run", width) as trainer:
+            for number, batch in enumerate(batches(width), start=1):
+                trainer.step(batch)
+                if number == 3:
+                    trainer.save(xfs / "saved" / "3")
+                    if full:
+                        fill(xfs)
+            found.append(trainer.digest())
+        del trainer
+        gc.collect()
+    assert found[0] == found[1]
+    events = (tmp_path / "run" / "events.jsonl").read_text("utf-8")
+    assert '"streaming.cloned"' in events
+    assert '"streaming.disk_refused"' in events
+    assert "No space left on device" in events
+    assert verify(xfs / "saved" / "3") == []

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Run = Callable[..., tuple[int, float]]
 
 SEED, ENDED = 24, "after its end"
+IN_THE_BACKGROUND = ("--set", "plugins.background-save.buffer_gib=0.05")
 
 
 @pytest.fixture
@@ -62,11 +63,19 @@ def moment(directory: Path) -> str:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no kill that cannot be caught")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kills", "more"),
+    [
+        (5, ()),
+        pytest.param(100, (), marks=pytest.mark.slow),
+        pytest.param(30, IN_THE_BACKGROUND, marks=pytest.mark.slow),
+    ],
+    ids=["5", "100", "30 in the background"],
+)
 def test_a_run_killed_at_random_ends_with_the_same_bits(
-    kills: int, run: Run, tmp_path: Path
+    kills: int, more: tuple[str, ...], run: Run, tmp_path: Path
 ) -> None:
-    status, whole = run("whole")
+    status, whole = run("whole", *more)
     assert status == 0, (tmp_path / "output.txt").read_text(encoding="utf-8")
     wanted = digest(tmp_path / "whole")
     moments = random.Random(SEED)
@@ -76,14 +85,14 @@ def test_a_run_killed_at_random_ends_with_the_same_bits(
         after = moments.uniform(0, whole)
         told = f"kill {number} of seed {SEED}, after {after:.4f} s of {whole:.4f} s"
         directory = tmp_path / f"killed-{number}"
-        status, _ = run(directory.name, kill_after=after)
+        status, _ = run(directory.name, *more, kill_after=after)
         if status == 0:  # this run was faster than the whole one
             found[ENDED] += 1
         else:
             assert status == -signal.SIGKILL, told
             found[moment(directory)] += 1
             told += f", {moment(directory)}"
-        status, _ = run(directory.name, "--resume", "auto")
+        status, _ = run(directory.name, *more, "--resume", "auto")
         assert status == 0, f"{told}\n{(tmp_path / 'output.txt').read_text(encoding='utf-8')}"
         assert digest(directory) == wanted, told
         assert not [*directory.rglob(".tmp-*")], told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -22,10 +23,10 @@ from neaptide_toolkit.testing.parting import same_bits
 
 
 class Failing:
-    """`os.pwritev`, of which one call fails."""
+    """`os.pwritev` or `os.preadv`, of which one call fails."""
 
-    def __init__(self, code: int) -> None:
-        self._code, self._whole = code, os.pwritev
+    def __init__(self, code: int, whole: Any = os.pwritev) -> None:
+        self._code, self._whole = code, whole
         self.fail(0)
 
     def fail(self, number: int) -> None:
@@ -182,19 +183,24 @@ def test_without_room_in_ram_any_write_that_fails_is_a_line(
             trainer.close()
 
 
-def test_a_read_that_the_disk_refuses_ends_the_run_in_a_line(
+def test_any_read_that_the_disk_refuses_ends_the_run_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refusing(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def run() -> None:
+        with trainer_of(on_disk("in backward", tmp_path)) as trainer:
+            for batch in batches()[:2]:
+                trainer.step(batch)
 
-    trainer = trainer_of(on_disk("in backward", tmp_path))
-    trainer.step(batches()[0])
-    monkeypatch.setattr(os, "preadv", refusing)
-    with pytest.raises(DiskError, match=r"cannot read \d+ bytes in .*: Input/output error; check"):
-        trainer.step(batches()[1])
-    monkeypatch.undo()
-    trainer.close()
+    disk = Failing(errno.EIO, os.preadv)
+    monkeypatch.setattr(os, "preadv", disk)
+    run()
+    made = disk.calls
+    assert made > 12
+    for number in range(1, made + 1):
+        disk.fail(number)
+        with pytest.raises(DiskError) as told:
+            run()
+        assert re.fullmatch(r"cannot read \d+ bytes in .*: Input/output error; .*", str(told.value))
 
 
 def test_more_in_ram_than_there_is_is_refused(tmp_path: Path) -> None:

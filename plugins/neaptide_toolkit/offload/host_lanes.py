@@ -125,14 +125,12 @@ class DirectLane:
             for ticket in after:
                 if ticket is not None:
                     ticket.finish()
-            with torch.no_grad():
-                work()
+            _without_graph(work)
         except Exception as error:  # noqa: BLE001 - raised when somebody waits
             self._failed = _Failed(error)
             return self._failed
         except BaseException:
-            with torch.no_grad():
-                work()  # who goes on after Ctrl-C finds a whole copy
+            _without_graph(work)  # who goes on after Ctrl-C finds a whole copy
             raise
         if self._listener is not None:
             self._listener(self._name, what, start, time.perf_counter())
@@ -145,3 +143,12 @@ class DirectLane:
         """Raise the error of the last work that failed if nobody has waited for it."""
         if self._failed is not None and not self._failed.awaited:
             self._failed.finish()
+
+
+def _without_graph(work: Callable[[], None]) -> None:
+    """Run `work`. In a backward there is no graph anyway, and the context takes long."""
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            work()
+    else:
+        work()

@@ -184,7 +184,7 @@ def record(
         return memo[id(leaf)]
 
     for leaf in flat:
-        if isinstance(leaf, torch.Tensor | _IMMUTABLE_TYPES):
+        if isinstance(leaf, torch.Tensor) or isinstance(leaf, _IMMUTABLE_TYPES):  # noqa: SIM101 - a new union takes long
             arguments.leaves.append(keep(leaf))
         else:
             structured = True

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.autograd.graph import Node
 
+    from neaptide_toolkit.offload.layout import Place
+
     from ..weights.order import UseKind
     from .graph_outside import GraphOutside
     from .unit import Unit
@@ -47,8 +49,8 @@ class Waiting:
     """An input that is stored until the backward; several blocks may share the input."""
 
     host: HostBuffer
-    like: torch.Tensor
-    """A meta tensor with the shape, strides and dtype of the input."""
+    place: Place
+    """Dtype, shape and strides of the input."""
     left: Ticket
     """Ticket (handle) of the copy of the input to the buffer."""
     device: torch.Tensor | None = None

@@ -15,6 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from neaptide_toolkit.offload import Lane, Ticket, computed
 from neaptide_toolkit.offload.disk import copy as copy_disk
 from neaptide_toolkit.offload.disk import region_of
+from neaptide_toolkit.offload.layout import Place
+from neaptide_toolkit.offload.storages import is_dense
 from neaptide_toolkit.recompute import ChangedInPlaceError, KeptArgument
 
 from .call import HostBuffer, Waiting
@@ -99,7 +101,7 @@ class Inputs:
             return waiting
         source = kept.tensor
         buffer = self._buffer(source.nbytes)
-        like = torch.empty_like(source, device="meta")
+        like = _place_of(source)
         place = _shaped(buffer.flat, like)
         on_disk = region_of(buffer.flat) is not None
         if on_disk and not _is_laid_out(source, like):
@@ -123,9 +125,11 @@ class Inputs:
     def _fetch(self, waiting: Waiting) -> None:
         if waiting.device is not None:
             return
-        device = torch.empty_like(waiting.like, device=self._device)
-        flat = waiting.host.flat
-        place = _shaped(flat, waiting.like)
+        like, flat = waiting.place, waiting.host.flat
+        device = torch.empty_strided(
+            like.shape, like.strides, dtype=like.dtype, device=self._device
+        )
+        place = _shaped(flat, like)
 
         def copy() -> None:
             if region_of(flat) is not None:
@@ -168,9 +172,15 @@ def _emptied(tensor: torch.Tensor) -> torch.Tensor:
     return emptied
 
 
-def _is_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+def _place_of(tensor: torch.Tensor) -> Place:
+    """Return how a copy of a tensor is laid out."""
+    like = tensor if is_dense(tensor) else torch.empty_like(tensor, device="meta")
+    return Place(0, tensor.dtype, tuple(tensor.shape), like.stride())
+
+
+def _is_laid_out(tensor: torch.Tensor, like: Place) -> bool:
     """Return whether the memory of `tensor` has its values as `like` has them, without gaps."""
-    return tensor.stride() == like.stride() and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.stride() == like.strides and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _bytes(dense: torch.Tensor) -> torch.Tensor:
@@ -178,6 +188,6 @@ def _bytes(dense: torch.Tensor) -> torch.Tensor:
     return dense.detach().as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
-def _shaped(host: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    typed = host[: like.nbytes].view(like.dtype)
-    return typed.as_strided(like.shape, like.stride())
+def _shaped(host: torch.Tensor, like: Place) -> torch.Tensor:
+    typed = host[: like.bytes].view(like.dtype)
+    return typed.as_strided(like.shape, like.strides)

@@ -52,22 +52,17 @@ def readers_of(edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor]) ->
     wanted = {edge: index for index, edge in enumerate(edges) if edge is not None}
     found: list[list[Edge]] = [[] for _ in edges]
     starts = [edge for edge in edges_of(outputs) if edge is not None]
-    waiting = [edge[0] for edge in starts if edge not in wanted]
-    seen: set[Node] = set()
+    seen = {edge[0] for edge in starts if edge not in wanted}
+    waiting = list(seen)
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
         for place, edge in enumerate(node.next_functions):
-            following, number = edge
-            if following is None:
-                continue
-            index = wanted.get((following, number))
-            if index is None:
-                waiting.append(following)
-            else:
+            index = wanted.get(edge)
+            if index is not None:
                 found[index].append((node, place))
+            elif edge[0] is not None and edge[0] not in seen:
+                seen.add(edge[0])
+                waiting.append(edge[0])
     return found
 
 

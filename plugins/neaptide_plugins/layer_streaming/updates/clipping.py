@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _EPSILON = 1e-6
 """The number that `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides."""
@@ -48,8 +48,8 @@ def scale(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 
 @torch.no_grad()
-def add_squares(total: torch.Tensor, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Add the gradients' squared norms to `total`, in place. Return whether all norms are finite.
+def add_squares(total: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Add the gradients' squared norms to `total`, in place. Return the norms.
 
     Each norm is computed in float32 or wider, and squared in the dtype of `total`. If `total` is
     float64, the square of a finite float32 norm does not overflow.
@@ -59,24 +59,24 @@ def add_squares(total: torch.Tensor, gradients: Iterable[torch.Tensor]) -> torch
         gradients: tensors of any floating or complex dtype.
 
     Returns:
-        0-dim bool on the device of `total`: whether every norm is finite. If every norm is finite,
-        every element is finite, too. The result is true if there are no gradients.
+        `[n]`, with the dtype and device of `total`. If every norm is finite, every element is
+        finite, too.
     """
-    norms = [norm_of(gradient).to(total.dtype) for gradient in gradients]
-    if not norms:
-        return torch.ones_like(total, dtype=torch.bool)
-    stacked = torch.stack(norms)
-    total.add_(stacked.square().sum())
-    return stacked.isfinite().all()
+    if not gradients:
+        return total.new_empty(0)
+    norms = torch.stack(norms_of(gradients)).to(total.dtype)
+    total.add_(norms.square().sum())
+    return norms
 
 
 @torch.no_grad()
-def norm_of(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the 2-norm of a tensor, 0-dim, in float32 or wider."""
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    wide = torch.promote_types(real.dtype, torch.float32)
-    norm: torch.Tensor = torch.linalg.vector_norm(real, dtype=wide)
-    return norm
+def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the 2-norms of tensors, 0-dim, in one dtype: float32 or the widest of theirs."""
+    real = [torch.view_as_real(one) if one.is_complex() else one for one in gradients]
+    wide = torch.float32
+    for dtype in {one.dtype for one in real}:
+        wide = torch.promote_types(dtype, wide)
+    return list(torch._foreach_norm(real, dtype=wide))
 
 
 def latest_finite(known: torch.Tensor | None, total: torch.Tensor) -> torch.Tensor:

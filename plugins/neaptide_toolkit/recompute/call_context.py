@@ -12,7 +12,7 @@ from neaptide.devices import api_in_use
 from neaptide.errors import ModelError
 from neaptide.text import one_line
 
-from .parts import parts_of
+from .parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,9 @@ class Buffers:
     module: nn.Module
     changing: set[tuple[nn.Module, str]] = attrs.field(factory=set)
     called: bool = False
+    parts: Parts = attrs.field(
+        init=False, default=attrs.Factory(lambda self: Parts(self.module), takes_self=True)
+    )
 
     __repr__ = one_line
 
@@ -50,11 +53,11 @@ class Buffers:
         entries = []
         parameters: list[tuple[nn.Module, str, torch.Tensor | None]] = []
         training: list[tuple[nn.Module, bool]] = []
-        for owner in parts_of(self.module):
+        for owner in self.parts.now():
             if owner._parameters:
                 parameters += [(owner, name, one) for name, one in owner._parameters.items()]
             training.append((owner, owner.training))
-            for name, live in owner._buffers.items():
+            for name, live in owner._buffers.items() if owner._buffers else ():
                 if live is not None:
                     known = live.numel() <= _SMALL or (owner, name) in self.changing
                     copy = None if self.called and not known else live.clone()
@@ -162,8 +165,7 @@ class CallContext:
             for kind in kinds
         )
         caches = torch.is_autocast_cache_enabled() if caches is None else caches
-        numbers = torch.get_rng_state(), _device_random()
-        return cls(buffers, *numbers, autocast, caches, in_autocast())
+        return cls(buffers, *random_numbers(), autocast, caches, in_autocast())
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -187,11 +189,15 @@ class CallContext:
             self.set_random()
             yield
 
-    def random_moved(self) -> bool:
-        """Return whether random numbers have been drawn since the state was recorded."""
-        if not torch.equal(torch.get_rng_state(), self.cpu_random):
+    def random_moved(self, until: RandomNumbers | None = None) -> bool:
+        """Return whether random numbers were drawn after the state was recorded.
+
+        Args:
+            until: what `random_numbers` returned at the end; None: up to now.
+        """
+        on_cpu, on_device = random_numbers() if until is None else until
+        if not torch.equal(on_cpu, self.cpu_random):
             return True
-        on_device = _device_random()
         if on_device is None or self.device_random is None:
             return on_device is not self.device_random
         return not torch.equal(on_device[1], self.device_random[1])
@@ -202,6 +208,15 @@ class CallContext:
         if self.device_random is not None:
             index, state = self.device_random
             api_in_use().set_rng_state(state, index)
+
+
+RandomNumbers = tuple[torch.Tensor, tuple[int, torch.Tensor] | None]
+"""The state of the CPU's generator, and the number of the current device with its state."""
+
+
+def random_numbers() -> RandomNumbers:
+    """Return the state of torch's generators."""
+    return torch.get_rng_state(), _device_random()
 
 
 def _device_random() -> tuple[int, torch.Tensor] | None:

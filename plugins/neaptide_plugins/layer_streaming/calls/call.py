@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from neaptide_toolkit.offload.layout import Place
+    from neaptide_toolkit.recompute.call_context import RandomNumbers
 
     from ..weights.order import UseKind
     from .graph_outside import GraphOutside
@@ -95,8 +96,8 @@ class Call:
     """How many terms of the gradient of each input the backward can return."""
     reads: int = 1
     """How often the forward has read the input that it has read most."""
-    random: bool = False
-    """True if the forward drew random numbers."""
+    drawn: RandomNumbers | None = None
+    """The state of torch's generators after the forward."""
     outside: GraphOutside | None = None
     """The autograd graph before the call; None if the call is not checked."""
     result: Any = None
@@ -159,7 +160,7 @@ class Call:
             reason = "whose statistics need the whole batch"
         elif whole is None or whole.size < 2 * now:
             reason = "which has too few samples to split further"
-        elif kind == "backward" and self.random:
+        elif kind == "backward" and self.contexts[0].random_moved(self.drawn):
             reason = "which would draw other random numbers in smaller pieces"
         if reason is not None or whole is None:
             msg = f"block {unit.block.name!r}, {reason}: {failed}"

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import CallContext
+from neaptide_toolkit.recompute.call_context import random_numbers
 from neaptide_toolkit.recompute.repeated import repeated
 
 from .call import WITHOUT_HOOKS, tried
@@ -60,7 +61,7 @@ def forward(call: Call) -> list[torch.Tensor]:
             unit.hooked = False
         else:
             call.split_more(failed, "forward")
-    call.random = before.random_moved()
+    call.drawn = random_numbers()
     learn_moves(call.untracked)
     unit.learn(call.arguments)
     for context in call.contexts:
@@ -142,7 +143,7 @@ def _check_objects(call: Call, passed: Any, inputs: Sequence[torch.Tensor]) -> N
 
 def _now(call: Call) -> _State:
     context = CallContext.now(call.unit.buffers.before(), caches=call.caches)
-    return context, UntrackedState.now(call.unit.block.module)
+    return context, UntrackedState.now(call.unit.buffers.parts.now())
 
 
 def _note(call: Call, start: _State) -> None:

@@ -71,7 +71,7 @@ def _evaluated(call: Call) -> Iterator[None]:
     modules = [(module, module.training) for module in call.unit.block.module.modules()]
     unit = call.unit
     context = CallContext.now(unit.buffers.before())
-    with context.restored(), UntrackedState.now(unit.block.module).restored():
+    with context.restored(), UntrackedState.now(unit.buffers.parts.now()).restored():
         try:
             for module, _ in modules:
                 module.training = False

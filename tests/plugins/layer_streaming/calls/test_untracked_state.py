@@ -26,7 +26,7 @@ DRAWS = {
 def test_what_a_call_drew_is_drawn_again_and_then_forgotten(draw: object) -> None:
     assert callable(draw)
     np.random.standard_normal()  # noqa: NPY002 - now numpy holds a second number
-    state = UntrackedState.now(nn.Linear(1, 1))
+    state = UntrackedState.now([nn.Linear(1, 1)])
     drawn = draw()
     learn_moves([state])
     after = RandomState.now()
@@ -38,7 +38,7 @@ def test_what_a_call_drew_is_drawn_again_and_then_forgotten(draw: object) -> Non
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=list(DRAWS))
 def test_a_call_that_puts_a_generator_back_sees_its_state_again(draw: object) -> None:
     assert callable(draw)
-    states = [UntrackedState.now(nn.Linear(1, 1)) for _ in range(2)]
+    states = [UntrackedState.now([nn.Linear(1, 1)]) for _ in range(2)]
     start = RandomState.now()
     drawn = draw()
     start.bring_back()
@@ -55,7 +55,7 @@ def test_another_generator_of_numpy_is_set_back() -> None:
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.Philox(3))  # its state is a dict with arrays
     try:
-        state = UntrackedState.now(nn.Linear(1, 1))
+        state = UntrackedState.now([nn.Linear(1, 1)])
         drawn = np.random.random()  # noqa: NPY002 - the global generator
         learn_moves([state])
         assert state.moved
@@ -74,9 +74,9 @@ def test_a_state_that_does_not_change_is_not_copied_again() -> None:
 
 
 def test_of_a_call_in_pieces_it_is_known_which_piece_drew() -> None:
-    states = [UntrackedState.now(nn.Linear(1, 1))]
+    states = [UntrackedState.now([nn.Linear(1, 1)])]
     random.random()
-    states.append(UntrackedState.now(nn.Linear(1, 1)))
+    states.append(UntrackedState.now([nn.Linear(1, 1)]))
     learn_moves(states)
     assert [state.moved for state in states] == [True, False]
 
@@ -84,7 +84,7 @@ def test_of_a_call_in_pieces_it_is_known_which_piece_drew() -> None:
 def test_attributes_are_restored_and_put_back() -> None:
     module = nn.Sequential(nn.Linear(1, 1))
     module.seen = ["before"]
-    state = UntrackedState.now(module)
+    state = UntrackedState.now(parts_of(module))
     module.seen.append("after")
     module.extra = 1
     with state.restored():

@@ -171,19 +171,18 @@ class Updates:
         if not self._slots.all:
             on_device = home.shown
         elif home.slot is not None or not home.layout.bytes:  # empty state has no slot of its own
-            views = home.layout.views((home.slot or self._slots.all[0]).flat)
+            views = (home.slot or self._slots.all[0]).views_of(home.layout)
             for (parameter, name), view in zip(home.keys, views, strict=True):
                 on_device.setdefault(parameter, {})[name] = view
         found = members(self._optimizer, block.parameters).values()
         known = {id(parameter) for own in found for parameter in own}
-        for place, (parameter, gradient) in enumerate(
-            zip(block.parameters, gradients, strict=True)
-        ):
+        assert block.slot is not None, "a block in use has a slot"
+        weights = block.slot.proxies_of(block)
+        for parameter, weight, gradient in zip(block.parameters, weights, gradients, strict=True):
             if gradient is not None and id(parameter) in known:
                 state: Mapping[str, Any] = on_device.get(parameter, {})
-                weight = self._residency.view(block, place)
                 shown = home.shown.get(parameter, {})
-                yield Item(parameter, weight, gradient, state, state.get(LO), shown)
+                yield Item(parameter, weight, gradient, state, state.get(LO), shown, weight)
 
     def _write_back(self, block: Block, home: StateBuffer) -> None:
         assert block.slot is not None, "a block that was updated is on the device"

@@ -80,7 +80,7 @@ class Casts:
 
     def left(self, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, torch.Tensor]:
         """Take the sums of `parameters`, cast to the dtype of the parameter."""
-        found = {}
+        found: dict[nn.Parameter, torch.Tensor] = {}
         for parameter in parameters:
             _, total = self._sums.pop(parameter, (None, None))
             if total is not None:
@@ -91,6 +91,8 @@ class Casts:
         self, context: Node | None, parameters: Iterable[nn.Parameter]
     ) -> dict[nn.Parameter, torch.Tensor]:
         """Take the sums that belong to another context: all its uses are in them."""
+        if not self._sums:
+            return {}
         ended = [one for one in parameters if self._sums.get(one, (context,))[0] is not context]
         return self.left(ended)
 

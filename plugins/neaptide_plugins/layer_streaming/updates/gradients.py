@@ -272,7 +272,7 @@ class Gradients:
     def _check_outside(self, blocks: Sequence[Block]) -> None:
         """Raise ModelError if a parameter has a gradient from outside its block's forward."""
         for block in blocks:
-            views = self.host.views(block)
+            views = self.host.views(block) if block.has_gradient else {}
             for parameter in block.parameters:
                 if parameter.grad is not None and parameter.grad is not views.get(parameter):
                     raise ModelError(used_outside(parameter, block))

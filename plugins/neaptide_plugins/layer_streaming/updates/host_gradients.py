@@ -271,9 +271,14 @@ def _add(
     gradients: Sequence[Gradient],
 ) -> None:
     """Add a block's gradients to the sums, which are in `views`."""
-    by_parameter = dict(zip(block.parameters, gradients, strict=True))
-    for place, view in enumerate(views):
-        gradient = by_parameter[home.parameters[place]]
-        if gradient is not None:
-            view.add_(gradient) if place in home.present else view.copy_(gradient)
-            home.present.add(place)
+    by_parameter = dict(zip(map(id, block.parameters), gradients, strict=True))
+    given = [by_parameter[id(one)] for one in home.parameters]
+    there = [place for place, one in enumerate(given) if one is not None]
+    new = [place for place in there if place not in home.present]
+    for places, act in (
+        (new, torch._foreach_copy_),
+        ([place for place in there if place in home.present], torch._foreach_add_),
+    ):
+        if places:
+            act([views[place] for place in places], [given[place] for place in places])
+    home.present.update(new)

@@ -32,7 +32,8 @@ def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[I
     results of `step_away` within the kernel's tolerance. Hooks do not run. The optimizer's state
     has the same entries as after `step_away`.
     """
-    if type(optimizer) is not optim.AdamW or not has_kernel():
+    without = all(item.lo is None for item in items)
+    if without or type(optimizer) is not optim.AdamW or not has_kernel():
         return list(items)
     left: list[Item] = []
     known: set[int] = set()

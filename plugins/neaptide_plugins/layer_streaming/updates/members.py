@@ -25,7 +25,7 @@ def members(
     """
     groups = optimizer.param_groups
     places = _PLACES.get(optimizer)
-    if places is None or not all(_is_there(groups, places, one) for one in parameters):
+    if places is None or not _are_there(groups, places, parameters):
         places = _PLACES[optimizer] = {
             id(one): (number, place)
             for number, group in enumerate(groups)
@@ -38,10 +38,16 @@ def members(
     return by_group
 
 
-def _is_there(
-    groups: Sequence[Mapping[str, Any]], places: Mapping[int, tuple[int, int]], one: torch.Tensor
+def _are_there(
+    groups: Sequence[Mapping[str, Any]],
+    places: Mapping[int, tuple[int, int]],
+    parameters: Sequence[torch.Tensor],
 ) -> bool:
-    number, place = places.get(id(one), (len(groups), 0))
-    if number >= len(groups) or place >= len(groups[number]["params"]):
+    try:
+        for one in parameters:
+            number, place = places[id(one)]
+            if groups[number]["params"][place] is not one:
+                return False
+    except (KeyError, IndexError):
         return False
-    return groups[number]["params"][place] is one
+    return True

@@ -54,6 +54,14 @@ class StateSlot:
     home: StateBuffer | None = None
     stepped: bool = False
     """True if the state was updated and is on its way back: nobody waits for it here."""
+    views: dict[int, tuple[BufferLayout, list[torch.Tensor]]] = attrs.field(factory=dict)
+    """Layouts by their identity, each with its views of `flat`."""
+
+    def views_of(self, layout: BufferLayout) -> list[torch.Tensor]:
+        """Return the tensors of `layout` in the buffer."""
+        if id(layout) not in self.views:
+            self.views[id(layout)] = layout, layout.views(self.flat)
+        return self.views[id(layout)][1]
 
 
 class StateSlots:

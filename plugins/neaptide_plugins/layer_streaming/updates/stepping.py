@@ -75,6 +75,8 @@ class Item:
         shown: by name, the tensors that the optimizer's state will contain instead of the tensors
             in `state`. An example is a copy on the host that the caller updates. `shown` may also
             have an entry `lo`.
+        proxy: without `lo`, a parameter on the memory of `weight` that makes the step, if there is
+            one. Its gradient is None.
     """
 
     parameter: torch.Tensor
@@ -85,6 +87,7 @@ class Item:
     shown: Mapping[str, torch.Tensor] = attrs.field(
         default=attrs.Factory(lambda self: self.state, takes_self=True)
     )
+    proxy: nn.Parameter | None = None
 
 
 def adoptable(optimizer: optim.Optimizer) -> str | None:
@@ -185,9 +188,9 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
         for proxy in group["params"]
     }
     for item in items:
-        if item.parameter in optimizer.state:
+        kept = optimizer.state.get(item.parameter)
+        if kept is not None:
             proxy = proxies[id(item.parameter)]
-            kept = optimizer.state[item.parameter]
             state[proxy] = working(item, kept, fused=id(proxy) in fused)
     twin: Any = object.__new__(type(optimizer))
     twin.__dict__.update(optimizer.__dict__, param_groups=groups, state=state)
@@ -199,8 +202,12 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
     ):
         places = optimizer.numbered()
         twin.places = {proxies[id(item.parameter)]: places[item.parameter] for item in items}
-    with no_hooks_of_all():
-        plain_step(type(optimizer))(twin)
+    try:
+        with no_hooks_of_all():
+            plain_step(type(optimizer))(twin)
+    finally:
+        for proxy in proxies.values():
+            proxy.grad = None
     left = [settled(item, state.get(proxies[id(item.parameter)], {})) for item in items]
     for item, kept in zip(items, left, strict=True):
         if item.lo is not None:
@@ -210,12 +217,15 @@ def step_away(optimizer: optim.Optimizer, items: Sequence[Item]) -> None:
 
 
 def _proxy(item: Item, state: Mapping[torch.Tensor, Mapping[str, Any]]) -> nn.Parameter:
-    weight = item.weight.detach()
+    proxy, gradient = item.proxy, item.gradient
     if item.lo is not None:
         adopt_lo(item, state)
-        weight = join(weight, item.lo)
-    proxy = nn.Parameter(weight, requires_grad=False)
-    proxy.grad = laid_out_as(proxy, item.gradient.detach().to(proxy.dtype))
+        proxy = nn.Parameter(join(item.weight.detach(), item.lo), requires_grad=False)
+    elif proxy is None:
+        proxy = nn.Parameter(item.weight.detach(), requires_grad=False)
+    if gradient.requires_grad or gradient.dtype != proxy.dtype:
+        gradient = gradient.detach().to(proxy.dtype)
+    proxy.grad = laid_out_as(proxy, gradient)
     return proxy
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
+from torch import nn
 
 from neaptide_toolkit.offload import DONE, Ticket, users
 from neaptide_toolkit.offload.disk import copy
@@ -15,8 +16,6 @@ from .storages import address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    from torch import nn
 
     from neaptide_toolkit.offload import BufferLayout
 
@@ -36,6 +35,27 @@ class Slot:
     """Ticket of the last copy from the slot to the host."""
     views: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
     """The views of the parameters in `flat`, by the index of their block."""
+    proxies: dict[int, list[nn.Parameter]] = attrs.field(factory=dict)
+    """Parameters on the same memory, which an optimizer can step."""
+
+    def of(self, block: Block) -> torch.Tensor:
+        """Return the bytes of a block, uint8."""
+        size = block.layout.bytes
+        return self.flat if self.flat.nbytes == size else self.flat[:size]
+
+    def forget(self, block: Block) -> None:
+        """Drop the views of a block."""
+        self.views.pop(block.index, None)
+        self.proxies.pop(block.index, None)
+
+    def proxies_of(self, block: Block) -> list[nn.Parameter]:
+        """Return parameters that are views of a block's parameters in `flat`."""
+        if block.index not in self.proxies:
+            with torch.inference_mode(mode=False):
+                self.proxies[block.index] = [
+                    nn.Parameter(view, requires_grad=False) for view in self.views_of(block)
+                ]
+        return self.proxies[block.index]
 
     def views_of(self, block: Block) -> list[torch.Tensor]:
         """Return the views of a block's parameters in `flat`."""
@@ -117,7 +137,7 @@ class Block:
     def _pairs(self, slot: Slot) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what to copy: tensors in `slot`, each with its tensor on the host."""
         if not self.evicted and not self.apart:
-            return [(slot.flat[: self.layout.bytes], self.host)]
+            return [(slot.of(self), self.host)]
         both = enumerate(zip(slot.views_of(self), self.views, strict=True))
         return [pair for place, pair in both if place not in self.evicted]
 

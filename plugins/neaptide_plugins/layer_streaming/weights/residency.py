@@ -112,11 +112,6 @@ class Residency:
             with self.touched.inside(held):
                 yield
 
-    def view(self, block: Block, place: int) -> torch.Tensor:
-        """Return the parameter at index `place` of a block in use, on the device."""
-        assert block.slot is not None, "a block in use has a slot"
-        return block.slot.views_of(block)[place]
-
     def visit(self, block: Block, user: Block) -> torch.Tensor:
         """Return the bytes of `block` on the device, for an operation in the backward of `user`.
 
@@ -141,7 +136,7 @@ class Residency:
     def flat(self, block: Block) -> torch.Tensor:
         """Return the bytes of a block that is on the device."""
         assert block.slot is not None, "a block that was updated is on the device"
-        return block.slot.flat[: block.layout.bytes]
+        return block.slot.of(block)
 
     def leaving(self, block: Block, ticket: Ticket, written: Ticket) -> None:
         """Record when a block's new weights have left: `ticket`; and `written`: its state, too."""
@@ -217,7 +212,8 @@ class Residency:
             return
         assert not block.users, "a block in use cannot be evicted"
         block.arrival.wait()  # Later computation, and memory that is freed, come after the copy.
-        slot.views.pop(block.index, None) if slot not in self.slots else None
+        if slot not in self.slots:
+            slot.forget(block)
         if slot in self.slots:
             slot.free = computed(self.device)
             if self._poison:

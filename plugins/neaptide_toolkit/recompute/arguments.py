@@ -42,6 +42,9 @@ _IMMUTABLE_TYPES = (
 )
 
 
+_ATOMS = frozenset({str, bytes, int, float, bool, type(None), torch.dtype, torch.device})
+
+
 class ChangedInPlaceError(ModelError):
     """A kept tensor was changed in place after the block used it."""
 
@@ -108,7 +111,8 @@ class Arguments:
     """One call's arguments, flattened."""
 
     leaves: list[Any]
-    spec: TreeSpec
+    spec: TreeSpec | tuple[str, ...]
+    """How the leaves are nested; the names of the last leaves if none is."""
     passed: list[tuple[torch.Tensor, int, KeptArgument | Output]] = attrs.field(factory=list)
     """During the call: each passed tensor, its version and its kept form."""
 
@@ -145,7 +149,11 @@ class Arguments:
         `KeptArgument` to the tensor that is passed in its place.
         """
         revive = partial(_revived, outputs=outputs, memo={} if memo is None else memo)
-        args, kwargs = tree_unflatten([revive(leaf) for leaf in self.leaves], self.spec)
+        values = [revive(leaf) for leaf in self.leaves]
+        if isinstance(self.spec, tuple):
+            first = len(values) - len(self.spec)
+            return tuple(values[:first]), dict(zip(self.spec, values[first:], strict=True))
+        args, kwargs = tree_unflatten(values, self.spec)
         return args, kwargs
 
 
@@ -170,8 +178,10 @@ def record(
     `origin(tensor)` returns the tensor's `Output`, or None. If `copied`, copies of tensors are
     kept.
     """
-    flat, spec = tree_flatten((args, kwargs))
-    arguments = Arguments([], spec)
+    flat: list[Any] = [*args, *kwargs.values()]
+    arguments = Arguments([], tuple(kwargs))
+    if not all(type(one) in _ATOMS or isinstance(one, torch.Tensor) for one in flat):
+        flat, arguments.spec = tree_flatten((args, kwargs))
     memo: dict[int, KeptArgument | Output] = {}
     structured = False
 

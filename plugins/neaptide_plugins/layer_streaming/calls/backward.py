@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .inputs import Inputs
+    from .reads import Edge
 
     _Terms = dict[int, list[torch.Tensor]]
 
@@ -51,7 +52,7 @@ def backward(
     if inputs is not None:
         inputs.bring(call)
     leaves = [kept.leaf() for kept in call.kept]
-    passed_on = before_accumulation(leaves)
+    passed_on: dict[int, torch.Tensor] = {}
     asked: list[torch.Tensor] | None = None
     earlier: dict[nn.Parameter, torch.Tensor] = {}
     if own_too:
@@ -63,7 +64,9 @@ def backward(
         if own_too and call.batch is None:
             earlier = unit.gradients.earlier(unit.block, call.cast_once)
         while (
-            failed := tried(partial(_backward, call, leaves, arrived, asked, earlier, terms))
+            failed := tried(
+                partial(_backward, call, leaves, arrived, asked, earlier, terms, passed_on)
+            )
         ) is not None:
             earlier = {}
             for tensor in (*parameters, *leaves):
@@ -100,9 +103,10 @@ def _backward(
     asked: list[torch.Tensor] | None,
     earlier: dict[nn.Parameter, torch.Tensor],
     terms: _Terms,
+    passed_on: dict[int, torch.Tensor],
 ) -> None:
     def run(piece: int) -> None:
-        _backward_of(call, piece, leaves, arrived, asked, earlier, terms)
+        _backward_of(call, piece, leaves, arrived, asked, earlier, terms, passed_on)
         if call.batch is not None:
             call.unit.gradients.add_piece(call.unit.block)
 
@@ -118,6 +122,7 @@ def _backward_of(
     asked: list[torch.Tensor] | None,
     earlier: dict[nn.Parameter, torch.Tensor],
     terms: _Terms,
+    passed_on: dict[int, torch.Tensor],
 ) -> None:
     unit = call.unit
     with ExitStack() as stack:
@@ -145,9 +150,11 @@ def _backward_of(
     ]
     terms.clear()
     if call.batch is None:
-        casts_found = casts_of(outputs, [targets[index] for index in call.lowered])
-        lowered = {index: casts_found.get(targets[index]) for index in call.lowered}
-        terms.update(watch_terms(edges, pairs, lowered))
+        found = _watch(call, edges, targets, outputs, pairs)
+        terms.update(found)
+        first = len(call.shared)
+        single = {i: leaf for i, leaf in enumerate(leaves) if first + i not in found}
+        before_accumulation(single, passed_on)
     casts, nodes, once = unit.gradients.casts, dict[nn.Parameter, Node](), call.cast_once
     if asked is None and call.batch is None and once is not None:
         nodes = casts_of(outputs, [one for owner in unit.block.needs for one in owner.parameters])
@@ -183,6 +190,21 @@ def _as_before(call: Call, outputs: list[torch.Tensor]) -> bool:
         is_close(before, sampled(output))
         for before, output in zip(call.watched, outputs, strict=True)
     )
+
+
+def _watch(
+    call: Call,
+    edges: Sequence[Edge | None],
+    targets: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> _Terms:
+    """Return a dict that gets the terms of the tensors that the call reads repeatedly."""
+    casts_found = casts_of(outputs, [targets[index] for index in call.lowered])
+    lowered = {index: casts_found.get(targets[index]) for index in call.lowered}
+    whole_graph = len(pairs) == sum(output.requires_grad for output in outputs)
+    known = call.read_again(edges, outputs) if whole_graph and not lowered else None
+    return watch_terms(edges, pairs, lowered, known)
 
 
 def _share(call: Call, gradient: torch.Tensor, piece: int) -> torch.Tensor:

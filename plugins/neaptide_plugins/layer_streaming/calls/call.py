@@ -13,7 +13,7 @@ from neaptide_toolkit.recompute import Arguments, CallContext, KeptArgument
 
 from ..oom import is_out_of_memory
 from .micro_batches import Batch
-from .reads import FIRST
+from .reads import FIRST, Reads
 from .tensors import FoundTensors, replaced
 from .unit import apart
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ..weights.order import UseKind
     from .graph_outside import GraphOutside
+    from .reads import Edge
     from .unit import Unit
     from .untracked_state import UntrackedState
 
@@ -43,6 +44,15 @@ class HostBuffer:
     """uint8, with at least as many bytes as the input."""
     read: Ticket = DONE
     """Ticket (handle) of the last copy from the buffer to the device."""
+    views: dict[Place, torch.Tensor] = attrs.field(factory=dict)
+    """Views of `flat`, by the layout of an input."""
+
+    def view(self, place: Place) -> torch.Tensor:
+        """Return the memory of an input."""
+        if place not in self.views:
+            typed = self.flat[: place.bytes].view(place.dtype)
+            self.views[place] = typed.as_strided(place.shape, place.strides)
+        return self.views[place]
 
 
 @attrs.define(eq=False)
@@ -94,8 +104,10 @@ class Call:
     then `inputs`."""
     slots: int = FIRST
     """How many terms of the gradient of each input the backward can return."""
-    reads: int = 1
-    """How often the forward has read the input that it has read most."""
+    reads: Reads | None = None
+    """Where the forward has read its inputs; None if the batch is split."""
+    nodes: int = 0
+    """How many nodes the forward made last."""
     drawn: RandomNumbers | None = None
     """The state of torch's generators after the forward."""
     outside: GraphOutside | None = None
@@ -119,7 +131,9 @@ class Call:
         the block has stored in an argument (a cache).
         """
         versions = [tensor._version for tensor in inputs]
+        start = _number()
         result = apart(self.unit.forward(*args, **kwargs), self.unit.residency)
+        self.nodes = _number() - start
         found = FoundTensors().look(result)
         for tensor, version in zip(inputs, versions, strict=True):
             if tensor._version != version:
@@ -129,6 +143,12 @@ class Call:
             if id(tensor) not in known:
                 found.look(tensor)
         return result, found.tensors
+
+    def read_again(
+        self, edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor]
+    ) -> list[list[Edge]] | None:
+        """Return where the last `run` has read, if it has read as the forward; else None."""
+        return None if self.reads is None else self.reads.followed(edges, outputs, self.nodes)
 
     def bare(self) -> list[torch.Tensor]:
         """Return the output tensors without the graph of the forward."""
@@ -168,6 +188,12 @@ class Call:
         self.batch = batch = Batch(whole.size, 2 * now)
         unit.micro_batches = max(unit.micro_batches, batch.count)
         empty_cache(self.unit.residency.device)
+
+
+def _number() -> int:
+    """Return the number that the next node of this thread gets."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # torch leaves it so
+    return number
 
 
 def tried(action: Callable[[], None]) -> str | None:

@@ -17,7 +17,7 @@ from neaptide_toolkit.recompute.repeated import repeated
 from .call import WITHOUT_HOOKS, tried
 from .graph_outside import GraphOutside
 from .micro_batches import Batch, joined
-from .reads import edges_of, most_reads
+from .reads import edges_of, reads_of
 from .split_probe import probe, sampled, ways_out
 from .tensors import FoundTensors, replaced
 from .untracked_state import UntrackedState, learn_moves
@@ -67,8 +67,8 @@ def forward(call: Call) -> list[torch.Tensor]:
     for context in call.contexts:
         context.buffers.settle(unit.block.name)
     if call.batch is None:
-        call.reads = most_reads(edges, call.came)
-        unit.reads = max(unit.reads, call.reads)
+        call.reads = reads_of(edges, call.came, call.nodes)
+        unit.reads = max(unit.reads, call.reads.most)
     bare = call.bare()
     call.outside = None
     if looked_at:
@@ -79,7 +79,8 @@ def forward(call: Call) -> list[torch.Tensor]:
 def _forward(call: Call, start: _State) -> None:
     unit = call.unit
     hooks = (
-        saved_tensors_hooks(_nothing, lambda _: _not_kept(call)) if unit.hooked else nullcontext()
+        # An integer takes the place of a tensor that autograd would save.
+        saved_tensors_hooks(id, lambda _: _not_kept(call)) if unit.hooked else nullcontext()
     )
     # In one thread the numbers of the graph's nodes rise, even if the block itself runs a backward.
     threads = (
@@ -160,7 +161,3 @@ def _not_kept(call: Call) -> torch.Tensor:
         f"block, or set mode = 'graph'"
     )
     raise ModelError(msg)
-
-
-def _nothing(_: torch.Tensor) -> None:
-    """Save nothing in place of a tensor that autograd would save."""

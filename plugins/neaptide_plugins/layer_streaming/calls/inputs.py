@@ -102,7 +102,7 @@ class Inputs:
         source = kept.tensor
         buffer = self._buffer(source.nbytes)
         like = _place_of(source)
-        place = _shaped(buffer.flat, like)
+        place = buffer.view(like)
         on_disk = region_of(buffer.flat) is not None
         if on_disk and not _is_laid_out(source, like):
             source = source.clone()
@@ -129,7 +129,7 @@ class Inputs:
         device = torch.empty_strided(
             like.shape, like.strides, dtype=like.dtype, device=self._device
         )
-        place = _shaped(flat, like)
+        place = waiting.host.view(like)
 
         def copy() -> None:
             if region_of(flat) is not None:
@@ -186,8 +186,3 @@ def _is_laid_out(tensor: torch.Tensor, like: Place) -> bool:
 def _bytes(dense: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor without gaps, uint8 `[n]`."""
     return dense.detach().as_strided((dense.numel(),), (1,)).view(torch.uint8)
-
-
-def _shaped(host: torch.Tensor, like: Place) -> torch.Tensor:
-    typed = host[: like.bytes].view(like.dtype)
-    return typed.as_strided(like.shape, like.strides)

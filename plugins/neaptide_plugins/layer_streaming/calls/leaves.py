@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -34,21 +34,19 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
                 parameter.grad = gradient
 
 
-def before_accumulation(leaves: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Register hooks that put gradients of leaves into a dict; return this dict.
+def before_accumulation(leaves: Mapping[int, torch.Tensor], found: dict[int, torch.Tensor]) -> None:
+    """Register hooks that put gradients of leaves into `found`, by the keys of the leaves.
 
-    The key is the index of a leaf. The dict gets a gradient only if the strides of the gradient
-    differ from the strides of the leaf, or if the gradient is sparse. Autograd gives `.grad`
-    the strides of the leaf. Kernels sum in an order that depends on the strides. If the gradient
-    were passed on with the strides of the leaf, the bits of the next backward would change.
+    The dict gets a gradient only if the strides of the gradient differ from the strides of the
+    leaf, or if the gradient is sparse. Autograd gives `.grad` the strides of the leaf. Kernels sum
+    in an order that depends on the strides. If the gradient were passed on with the strides of the
+    leaf, the bits of the next backward would change.
     """
-    found: dict[int, torch.Tensor] = {}
-    for index, leaf in enumerate(leaves):
+    for index, leaf in leaves.items():
         if leaf.requires_grad:
             # Pass the strides only: a hook that refers to its leaf would be a reference cycle.
             look = partial(_noted, found, index, leaf.stride())
             leaf.register_hook(look)  # type: ignore[no-untyped-call]  # torch leaves it so
-    return found
 
 
 def passed(kept: KeptArgument, leaf: torch.Tensor) -> torch.Tensor:

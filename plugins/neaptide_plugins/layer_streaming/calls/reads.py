@@ -7,9 +7,11 @@ bits. So the node that stands for a block returns the terms one by one, too.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from torch.autograd.graph import get_gradient_edge
 
@@ -47,9 +49,13 @@ def edges_of(tensors: Sequence[torch.Tensor]) -> list[Edge | None]:
     return found
 
 
+def _places(edges: Sequence[Edge | None]) -> dict[tuple[Node | None, int], int]:
+    return {edge: index for index, edge in enumerate(edges) if edge is not None}
+
+
 def readers_of(edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor]) -> list[list[Edge]]:
     """Return, for each edge, the nodes before `outputs` that lead to it, and their places."""
-    wanted = {edge: index for index, edge in enumerate(edges) if edge is not None}
+    wanted = _places(edges)
     found: list[list[Edge]] = [[] for _ in edges]
     starts = [edge for edge in edges_of(outputs) if edge is not None]
     seen = {edge[0] for edge in starts if edge not in wanted}
@@ -66,23 +72,94 @@ def readers_of(edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor]) ->
     return found
 
 
-def most_reads(edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor]) -> int:
-    """Return how often the tensor that is read most is read; at least 1."""
-    ends = edges_of(outputs)
-    found = readers_of(edges, outputs)
-    return max([1, *(len(one) + ends.count(edge) for edge, one in zip(edges, found, strict=True))])
+@attrs.frozen(eq=False)
+class Reads:
+    """Where a call has read its tensors."""
+
+    most: int
+    """How often it has read the tensor that it has read most; at least 1."""
+    paths: list[list[tuple[int, ...]]]
+    """For each tensor the ways to its readers: the number of an output, and places from there."""
+    nodes: int
+    """How many nodes the call has made."""
+
+    def followed(
+        self, edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor], nodes: int
+    ) -> list[list[Edge]] | None:
+        """Return what `readers_of` returns for the same call again, or None for another graph.
+
+        To follow the ways takes a small part of the time of a search.
+        """
+        if nodes != self.nodes:
+            return None
+        found: list[list[Edge]] = []
+        for edge, ways in zip(edges, self.paths, strict=True):
+            readers = [_followed(outputs, way) for way in ways]
+            if any(one is None or one[0].next_functions[one[1]] != edge for one in readers):
+                return None
+            found.append([one for one in readers if one is not None])
+        return found
+
+
+def _followed(outputs: Sequence[torch.Tensor], way: tuple[int, ...]) -> Edge | None:
+    node = outputs[way[0]].grad_fn
+    for place in way[1:-1]:
+        following = () if node is None else node.next_functions
+        if place >= len(following):
+            return None
+        node = following[place][0]
+    if node is None or way[-1] >= len(node.next_functions):
+        return None
+    return node, way[-1]
+
+
+def reads_of(edges: Sequence[Edge | None], outputs: Sequence[torch.Tensor], nodes: int) -> Reads:
+    """Return the reads of a call that has returned `outputs` and made as many nodes."""
+    wanted = _places(edges)
+    paths: list[list[tuple[int, ...]]] = [[] for _ in edges]
+    counts = [0] * len(edges)
+    before: dict[Node, tuple[Node | None, int]] = {}
+    for number, edge in enumerate(edges_of(outputs)):
+        if edge in wanted:
+            counts[wanted[edge]] += 1
+        elif edge is not None:
+            before.setdefault(edge[0], (None, number))
+    waiting = deque(before)
+    while waiting:
+        node = waiting.popleft()
+        for place, following in enumerate(node.next_functions):
+            index = wanted.get(following)
+            if index is not None:
+                counts[index] += 1
+                paths[index].append(_way(before, node, place))
+            elif following[0] is not None and following[0] not in before:
+                before[following[0]] = (node, place)
+                waiting.append(following[0])
+    return Reads(max([1, *counts]), paths, nodes)
+
+
+def _way(
+    before: Mapping[Node, tuple[Node | None, int]], node: Node | None, place: int
+) -> tuple[int, ...]:
+    way = [place]
+    while node is not None:
+        node, place = before[node]
+        way.append(place)
+    return tuple(reversed(way))
 
 
 def watch_terms(
     edges: Sequence[Edge | None],
     roots: Sequence[tuple[torch.Tensor, torch.Tensor]],
     casts: Mapping[int, Node | None],
+    known: list[list[Edge]] | None = None,
 ) -> dict[int, list[torch.Tensor]]:
     """Return a dict that gets, in a backward from `roots`, the terms of tensors read repeatedly.
 
     The key is the index of an edge. A gradient that arrives at the tensor itself is a term, too.
     `casts` has, by the index of a leaf, the node that casts the leaf for all its reads; the terms
-    that arrive at this node have the keys after the last edge, and are none of the leaf's.
+    that arrive at this node have the keys after the last edge, and are none of the leaf's. `known`
+    has the readers of the edges, if they are known and there are no casts.
     """
     ends_of_casts = [None if node is None else (node, 0) for node in casts.values()]
     apart = {*casts, *range(len(edges), len(edges) + len(casts))}
@@ -91,7 +168,7 @@ def watch_terms(
     watched: dict[Node, list[tuple[int, list[torch.Tensor]]]] = {}
     outputs = [output for output, _ in roots]
     ends = edges_of(outputs)
-    for index, readers in enumerate(readers_of(edges, outputs)):
+    for index, readers in enumerate(known or readers_of(edges, outputs)):
         arrived = [
             gradient
             for end, (_, gradient) in zip(ends, roots, strict=True)

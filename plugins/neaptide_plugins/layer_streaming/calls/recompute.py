@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from .inputs import Inputs
 
 
+def _anchor() -> torch.Tensor:
+    with torch.inference_mode(mode=False):
+        return torch.zeros((), requires_grad=True)
+
+
 @attrs.define(eq=False)
 class Recomputed(Unit):
     """Replaces the forward of one block's module."""
@@ -41,6 +46,8 @@ class Recomputed(Unit):
     """Moves inputs to RAM until the backward; None keeps them on the device."""
     calls: weakref.WeakSet[Call] = attrs.field(init=False, factory=weakref.WeakSet)
     """Calls whose backward has not run."""
+    anchor: torch.Tensor = attrs.field(init=False, factory=_anchor)
+    """A leaf that stands for the weights in the graph."""
 
     @property
     def kept_bytes(self) -> int:
@@ -75,10 +82,10 @@ class Recomputed(Unit):
             casts = casts_of_leaves([*shared, *inputs], self.residency.device.type)
             call.lowered = list(casts)
         self.calls.add(call)
-        anchor = torch.zeros((), requires_grad=bool(streamed))
+        anchor = self.anchor if streamed else self.anchor.detach()
         outputs = _in_graph(call, self.inputs, anchor, casts.values())
-        if call.reads > call.slots and not arguments.changed:
-            call.slots = call.reads
+        if call.reads is not None and call.reads.most > call.slots and not arguments.changed:
+            call.slots = call.reads.most
             outputs = _in_graph(call, self.inputs, anchor, casts.values())
         self.gradients.expect(self.block)
         if self.inputs is not None:

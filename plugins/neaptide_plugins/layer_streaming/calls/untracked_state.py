@@ -143,7 +143,8 @@ def _is_read() -> bool:
     if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < size:
         return False
     place, *numbers = _OF_PYTHON.unpack(ctypes.string_at(_ADDRESS, _OF_PYTHON.size))
-    return random.getstate()[1] == (*numbers, place)
+    now: tuple[int, ...] = random.getstate()[1]
+    return now == (*numbers, place)
 
 
 _IS_READ = _is_read()

@@ -64,8 +64,8 @@ class BackwardUpdate:
     def __call__(self, block: Block, gradients: Sequence[torch.Tensor | None]) -> None:
         """Update a block that is on the device. Skip the block if a gradient is not finite."""
         given = [gradient for gradient in gradients if gradient is not None]
-        norms = add_squares(self._squares, given)
-        if self._check_finite and not norms.isfinite().all():
+        norm = add_squares(self._squares, given)
+        if self._check_finite and not norm.isfinite():
             self.left_out.append(block.name)
             return
         self.clip_gradients(given)

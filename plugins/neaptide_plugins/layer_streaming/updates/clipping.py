@@ -49,9 +49,9 @@ def scale(gradients: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 @torch.no_grad()
 def add_squares(total: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add the gradients' squared norms to `total`, in place. Return the norms.
+    """Add the gradients' squared norms to `total`, in place. Return the norm of them all.
 
-    Each norm is computed in float32 or wider, and squared in the dtype of `total`. If `total` is
+    Each norm is computed in float32 or wider, and added in the dtype of `total`. If `total` is
     float64, the square of a finite float32 norm does not overflow.
 
     Args:
@@ -59,14 +59,14 @@ def add_squares(total: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch
         gradients: tensors of any floating or complex dtype.
 
     Returns:
-        `[n]`, with the dtype and device of `total`. If every norm is finite, every element is
-        finite, too.
+        0-dim, with the dtype and device of `total`. If it is finite, every element is finite, too.
     """
     if not gradients:
-        return total.new_empty(0)
+        return torch.zeros_like(total)
     norms = torch.stack(norms_of(gradients)).to(total.dtype)
-    total.add_(norms.square().sum())
-    return norms
+    norm: torch.Tensor = torch.linalg.vector_norm(norms)
+    total.addcmul_(norm, norm)
+    return norm
 
 
 @torch.no_grad()

@@ -272,13 +272,13 @@ def _add(
 ) -> None:
     """Add a block's gradients to the sums, which are in `views`."""
     by_parameter = dict(zip(map(id, block.parameters), gradients, strict=True))
-    given = [by_parameter[id(one)] for one in home.parameters]
-    there = [place for place, one in enumerate(given) if one is not None]
-    new = [place for place in there if place not in home.present]
-    for places, act in (
-        (new, torch._foreach_copy_),
-        ([place for place in there if place in home.present], torch._foreach_add_),
-    ):
-        if places:
-            act([views[place] for place in places], [given[place] for place in places])
-    home.present.update(new)
+    new: list[tuple[torch.Tensor, torch.Tensor]] = []
+    old: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for place, view in enumerate(views):
+        gradient = by_parameter[id(home.parameters[place])]
+        if gradient is not None:
+            (old if place in home.present else new).append((view, gradient))
+            home.present.add(place)
+    for pairs, act in ((new, torch._foreach_copy_), (old, torch._foreach_add_)):
+        if pairs:
+            act(*map(list, zip(*pairs, strict=True)))

@@ -272,13 +272,14 @@ def _add(
 ) -> None:
     """Add a block's gradients to the sums, which are in `views`."""
     by_parameter = dict(zip(map(id, block.parameters), gradients, strict=True))
-    new: list[tuple[torch.Tensor, torch.Tensor]] = []
-    old: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for place, view in enumerate(views):
+    new: dict[int, torch.Tensor] = {}
+    old: dict[int, torch.Tensor] = {}
+    for place in range(len(views)):
         gradient = by_parameter[id(home.parameters[place])]
         if gradient is not None:
-            (old if place in home.present else new).append((view, gradient))
-            home.present.add(place)
-    for pairs, act in ((new, torch._foreach_copy_), (old, torch._foreach_add_)):
-        if pairs:
-            act(*map(list, zip(*pairs, strict=True)))
+            (old if place in home.present else new)[place] = gradient
+    if new:
+        torch._foreach_copy_([views[place] for place in new], list(new.values()))
+    if old:
+        torch._foreach_add_([views[place] for place in old], list(old.values()))
+    home.present.update(new)

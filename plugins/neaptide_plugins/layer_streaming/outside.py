@@ -45,7 +45,7 @@ def told_outside(blocks: Sequence[Block]) -> Iterator[None]:
                 f"weights loss_fn uses"
             )
             raise ModelError(msg) from error
-        raise ModelError(used_outside(found, owners[found])) from error
+        raise ModelError(used_outside(found, owners[id(found)])) from error
 
 
 def check_graph(blocks: Sequence[Block], loss: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ def check_graph(blocks: Sequence[Block], loss: torch.Tensor) -> None:
     owners = _owners(blocks)
     found = _in_graph(loss, owners)
     if found is not None:
-        raise ModelError(used_outside(found, owners[found]))
+        raise ModelError(used_outside(found, owners[id(found)]))
 
 
 def used_outside(parameter: nn.Parameter, block: Block) -> str:
@@ -86,20 +86,21 @@ def _name(parameter: nn.Parameter, block: Block) -> str:
     return next(name for name, each in block.module.named_parameters() if each is parameter)
 
 
-def _owners(blocks: Sequence[Block]) -> dict[nn.Parameter, Block]:
-    return {parameter: block for block in blocks for parameter in block.parameters}
+def _owners(blocks: Sequence[Block]) -> dict[int, Block]:
+    """Return the block of each parameter, by the parameter's identity."""
+    return {id(parameter): block for block in blocks for parameter in block.parameters}
 
 
-def _called(error: RuntimeError, owners: dict[nn.Parameter, Block]) -> nn.Parameter | None:
+def _called(error: RuntimeError, owners: dict[int, Block]) -> nn.Parameter | None:
     """Return a streamed parameter of the innermost module whose code raised `error`."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):
-            return next((each for each in module.parameters() if each in owners), None)
+            return next((each for each in module.parameters() if id(each) in owners), None)
     return None
 
 
-def _in_graph(loss: torch.Tensor, owners: dict[nn.Parameter, Block]) -> nn.Parameter | None:
+def _in_graph(loss: torch.Tensor, owners: dict[int, Block]) -> nn.Parameter | None:
     """Return a parameter that `loss` depends on other than by a block's node, of the last block."""
     waiting: list[Any] = [loss.grad_fn]
     seen = set()
@@ -110,7 +111,7 @@ def _in_graph(loss: torch.Tensor, owners: dict[nn.Parameter, Block]) -> nn.Param
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf in owners:
+        if leaf is not None and id(leaf) in owners:
             found.append(leaf)
         waiting += [following for following, _ in node.next_functions]
-    return max(found, key=lambda parameter: owners[parameter].index, default=None)
+    return max(found, key=lambda parameter: owners[id(parameter)].index, default=None)

@@ -119,6 +119,11 @@ class Arguments:
     __repr__ = one_line
 
     @property
+    def is_plain(self) -> bool:
+        """True if no argument is a container or an object: the call can store nothing in it."""
+        return isinstance(self.spec, tuple)
+
+    @property
     def changed(self) -> bool:
         """True if the call has changed one of its tensor arguments in place so far."""
         return any(tensor._version != version for tensor, version, _ in self.passed)

@@ -138,10 +138,11 @@ class Call:
         for tensor, version in zip(inputs, versions, strict=True):
             if tensor._version != version:
                 found.look(tensor)
-        known = {id(tensor) for tensor in inputs}
-        for tensor in FoundTensors().look((args, kwargs)).tensors:
-            if id(tensor) not in known:
-                found.look(tensor)
+        if not self.arguments.is_plain:
+            known = {id(tensor) for tensor in inputs}
+            for tensor in FoundTensors().look((args, kwargs)).tensors:
+                if id(tensor) not in known:
+                    found.look(tensor)
         return result, found.tensors
 
     def read_again(
@@ -161,7 +162,7 @@ class Call:
         result = replaced(self.result, others)
         known = {id(tensor) for tensor in self.inputs}
         added = {key: new for key, new in others.items() if key not in known}
-        if added:
+        if added and not self.arguments.is_plain:
             replaced((self.args, self.kwargs), added)
         self.arguments.settle()
         self.args = self.kwargs = self.result = None

@@ -58,6 +58,11 @@ class FoundTensors:
         return self
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the distinct tensors in a result, often a single one."""
+    return [value] if type(value) is torch.Tensor else FoundTensors().look(value).tensors
+
+
 def _parts(value: Any) -> list[Any]:
     parts: list[Any] = []
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from neaptide.errors import ModelError
 from neaptide_toolkit.offload import current
 from neaptide_toolkit.recompute import ChangedInPlaceError
 
-from .tensors import FoundTensors, replaced
+from .tensors import replaced, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,9 +109,7 @@ def apart(returned: Any, residency: Residency) -> Any:
     A buffer is overwritten when it is used for another block.
     """
     others = {
-        id(tensor): tensor.clone()
-        for tensor in FoundTensors().look(returned).tensors
-        if residency.holds(tensor)
+        id(tensor): tensor.clone() for tensor in tensors_in(returned) if residency.holds(tensor)
     }
     return replaced(returned, others) if others else returned
 

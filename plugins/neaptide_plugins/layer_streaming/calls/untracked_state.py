@@ -78,7 +78,11 @@ class UntrackedState:
         attributes = []
         for part in parts:
             live = vars(part)
-            copied = {key: _held(one) for key, one in live.items() if key not in _OWN}
+            copied = {
+                key: one.copy() if type(one) in _COPIED else one
+                for key, one in live.items()
+                if key not in _OWN
+            }
             attributes.append((live, [*live], copied))
         return cls(attributes, RandomState.now())
 

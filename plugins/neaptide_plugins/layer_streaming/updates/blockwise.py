@@ -254,10 +254,13 @@ def _new_state(
 
 def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
     batch: list[Item] = []
+    elements = 0
     for item in items:
-        if batch and sum(each.weight.numel() for each in batch) + item.weight.numel() > _AT_ONCE:
+        own = item.weight.numel()
+        if batch and elements + own > _AT_ONCE:
             yield batch
-            batch = []
+            batch, elements = [], 0
         batch.append(item)
+        elements += own
     if batch:
         yield batch

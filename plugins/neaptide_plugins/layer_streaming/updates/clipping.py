@@ -69,7 +69,6 @@ def add_squares(total: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch
     return norm
 
 
-@torch.no_grad()
 def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the 2-norms of tensors, 0-dim, in one dtype: float32 or the widest of theirs."""
     real = [torch.view_as_real(one) if one.is_complex() else one for one in gradients]

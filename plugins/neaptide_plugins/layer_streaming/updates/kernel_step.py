@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-@torch.no_grad()
 def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[Item]:
     """Update the items that a kernel of this run supports, and return the other items.
 
@@ -32,8 +31,9 @@ def left_by_kernels(optimizer: optim.Optimizer, items: Sequence[Item]) -> list[I
     results of `step_away` within the kernel's tolerance. Hooks do not run. The optimizer's state
     has the same entries as after `step_away`.
     """
-    without = all(item.lo is None for item in items)
-    if without or type(optimizer) is not optim.AdamW or not has_kernel():
+    if type(optimizer) is not optim.AdamW or all(item.lo is None for item in items):
+        return list(items)
+    if not has_kernel():
         return list(items)
     left: list[Item] = []
     known: set[int] = set()
@@ -66,6 +66,7 @@ def _count(optimizer: optim.Optimizer, item: Item) -> float:
     return float(_kept(optimizer, item).get("step", 0.0)) + 1
 
 
+@torch.no_grad()
 def _taken(
     optimizer: optim.Optimizer, group: Mapping[str, Any], count: float, items: Sequence[Item]
 ) -> bool:

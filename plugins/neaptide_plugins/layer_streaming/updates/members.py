@@ -25,29 +25,33 @@ def members(
     """
     groups = optimizer.param_groups
     places = _PLACES.get(optimizer)
-    if places is None or not _are_there(groups, places, parameters):
+    found = None if places is None else _found(groups, places, parameters)
+    if found is None:
         places = _PLACES[optimizer] = {
             id(one): (number, place)
             for number, group in enumerate(groups)
             for place, one in enumerate(group["params"])
         }
-    found = sorted({places[id(one)] for one in parameters if id(one) in places})
+        found = [places[id(one)] for one in parameters if id(one) in places]
     by_group: dict[int, list[torch.Tensor]] = {}
-    for number, place in found:
+    for number, place in sorted(set(found)):
         by_group.setdefault(number, []).append(groups[number]["params"][place])
     return by_group
 
 
-def _are_there(
+def _found(
     groups: Sequence[Mapping[str, Any]],
     places: Mapping[int, tuple[int, int]],
     parameters: Sequence[torch.Tensor],
-) -> bool:
+) -> list[tuple[int, int]] | None:
+    """Return the places of `parameters`; None if one of them is not where it was."""
+    found = []
     try:
         for one in parameters:
             number, place = places[id(one)]
             if groups[number]["params"][place] is not one:
-                return False
+                return None
+            found.append((number, place))
     except (KeyError, IndexError):
-        return False
-    return True
+        return None
+    return found

@@ -171,23 +171,24 @@ class CallContext:
     def restored(self) -> Iterator[None]:
         """Set the recorded state inside the context; at its end, restore the previous state."""
         now = CallContext.now(self.buffers)
-        with ExitStack() as stack:
-            stack.callback(now.set_random)
-            if self.caches:
-                stack.callback(torch.clear_autocast_cache)  # the casts of this call's weights
-            stack.enter_context(self.buffers.swapped_in())
-            if self.nested or self.autocast != now.autocast:
-                for kind, enabled, dtype in self.autocast:
-                    stack.enter_context(
-                        torch.autocast(
-                            kind, enabled=enabled, dtype=dtype, cache_enabled=self.caches
+        try:
+            with self.buffers.swapped_in(), ExitStack() as stack:
+                if self.nested or self.autocast != now.autocast:
+                    for kind, enabled, dtype in self.autocast:
+                        stack.enter_context(
+                            torch.autocast(
+                                kind, enabled=enabled, dtype=dtype, cache_enabled=self.caches
+                            )
                         )
-                    )
-            else:  # a context would keep the casts of the call's own contexts until its end
-                stack.callback(torch.set_autocast_cache_enabled, now.caches)
-                torch.set_autocast_cache_enabled(self.caches)
-            self.set_random()
-            yield
+                else:  # a context would keep the casts of the call's own contexts until its end
+                    stack.callback(torch.set_autocast_cache_enabled, now.caches)
+                    torch.set_autocast_cache_enabled(self.caches)
+                self.set_random()
+                yield
+        finally:
+            if self.caches:
+                torch.clear_autocast_cache()  # the casts of this call's weights
+            now.set_random()
 
     def random_moved(self, until: RandomNumbers | None = None) -> bool:
         """Return whether random numbers were drawn after the state was recorded.

@@ -5,7 +5,6 @@ It first recomputes the forward, with a graph, from the stored inputs.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +124,11 @@ def _backward_of(
     passed_on: dict[int, torch.Tensor],
 ) -> None:
     unit = call.unit
-    with ExitStack() as stack:
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(call.contexts[piece].restored())
-        stack.enter_context(call.untracked[piece].restored())
+    with (
+        torch.enable_grad(),
+        call.contexts[piece].restored(),
+        call.untracked[piece].restored(),
+    ):
         whole = [passed(kept, leaf) for kept, leaf in zip(call.kept, leaves, strict=True)]
         inputs = whole if call.batch is None else call.batch.piece(whole, piece)
         memo = {id(kept): given for kept, given in zip(call.kept, inputs, strict=True)}

@@ -15,6 +15,8 @@ import torch
 from neaptide.errors import ModelError
 from neaptide_toolkit.offload import users
 
+from .storages import where
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -68,7 +70,7 @@ def _moved(block: Block) -> list[int]:
     return [
         place
         for place, (parameter, view) in both
-        if parameter.dtype != view.dtype or where(parameter) != where(view)
+        if parameter.dtype != view.dtype or where(parameter) != block.places[place]
     ]
 
 
@@ -77,14 +79,14 @@ def _take(block: Block) -> None:
         parameter, home = block.parameters[place], block.homes[place]
         block.apart.discard(place)
         if where(parameter) == where(home):
-            block.views[place] = home
+            block.put(place, home)
             continue
         block.apart.add(place)
         given = DATA.__get__(parameter)
         if given.device != home.device:
             given = torch.empty_like(home).copy_(given)
             DATA.__set__(parameter, given)
-        block.views[place] = given
+        block.put(place, given)
 
 
 def _bring_home(block: Block, blocks: Sequence[Block]) -> None:
@@ -107,7 +109,7 @@ def _bring_home(block: Block, blocks: Sequence[Block]) -> None:
         if seen or _storage(view) in hosts:
             continue
         home.copy_(view)
-        block.views[place] = home
+        block.put(place, home)
         DATA.__set__(block.parameters[place], home)
         block.apart.discard(place)
 
@@ -168,12 +170,6 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().nbytes() > 0
     except RuntimeError:  # a wrapper has no storage
         return False
-
-
-def where(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return where a tensor is, without an operation: the memory may be copied meanwhile."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _storage(tensor: torch.Tensor) -> int:

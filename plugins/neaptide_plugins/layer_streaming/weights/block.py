@@ -12,7 +12,7 @@ from torch import nn
 from neaptide_toolkit.offload import DONE, Ticket, users
 from neaptide_toolkit.offload.disk import copy
 
-from .storages import address
+from .storages import address, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -88,6 +88,11 @@ class Block:
         init=False, default=attrs.Factory(lambda self: list(self.views), takes_self=True)
     )
     """The place of each parameter in `host`."""
+    places: list[tuple[Any, ...]] = attrs.field(
+        init=False,
+        default=attrs.Factory(lambda self: list(map(where, self.views)), takes_self=True),
+    )
+    """Where each of `views` is."""
     apart: set[int] = attrs.field(init=False, factory=set)
     """Indices of parameters whose weights are not in `host`, see `adopted`."""
     own_users: int = attrs.field(init=False)
@@ -120,6 +125,10 @@ class Block:
     def has_gradient(self) -> bool:
         """Whether a parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self.parameters)
+
+    def put(self, place: int, view: torch.Tensor) -> None:
+        """Let the weights of a parameter on the host be those of `view`."""
+        self.views[place], self.places[place] = view, where(view)
 
     def bind(self, views: Sequence[torch.Tensor]) -> None:
         """Rebind the parameters to `views`."""

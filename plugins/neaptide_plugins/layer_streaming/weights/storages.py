@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,6 +38,12 @@ class Storages:
 def address(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
+
+
+def where(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return where a tensor is, without an operation: the memory may be copied meanwhile."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def fill_with_nan(flat: torch.Tensor) -> None:

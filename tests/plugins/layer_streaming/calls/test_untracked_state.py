@@ -13,7 +13,7 @@ from neaptide_plugins.layer_streaming.calls.untracked_state import (
     UntrackedState,
     learn_moves,
 )
-from neaptide_toolkit.recompute import parts_of
+from neaptide_toolkit.recompute import Parts, parts_of
 
 DRAWS = {
     "python": random.random,
@@ -94,6 +94,43 @@ def test_attributes_are_restored_and_put_back() -> None:
     assert (module.seen, module.extra) == (["before", "after"], 1)
     with state.restored():
         assert module.seen == ["before"]
+
+
+def test_an_attribute_that_only_the_repetition_changes_is_put_back() -> None:
+    module = nn.Sequential(nn.Linear(1, 1))
+    module.calls = 3
+    state = UntrackedState.now(parts_of(module))
+    with state.restored():
+        module.calls += 1
+        module.extra = "new"
+        del module[0].in_features
+    assert (module.calls, module[0].in_features) == (3, 1)
+    assert not hasattr(module, "extra")
+
+
+def test_the_generator_of_python_is_the_same_after_it_was_brought_back() -> None:
+    random.gauss(0, 1)  # the second number of the pair is kept
+    before, state = random.getstate(), RandomState.now()
+    random.gauss(0, 1)
+    random.random()
+    assert not state.equals(RandomState.now())
+    state.bring_back()
+    assert before == random.getstate()
+    assert state.equals(RandomState.now())
+
+
+def test_parts_are_searched_again_after_a_change() -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU()))
+    parts = Parts(module)
+    assert parts.now() is parts.now()
+    for change in (
+        lambda: module.append(nn.Dropout()),
+        lambda: module[1].append(nn.Tanh()),
+        lambda: setattr(module, "0", nn.Identity()),
+        lambda: module.pop(1),
+    ):
+        change()
+        assert parts.now() == list(module.modules())
 
 
 def test_parts_are_the_modules_of_torch_in_the_same_order() -> None:

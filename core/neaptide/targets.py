@@ -70,6 +70,8 @@ def _require_equal_shares(batches: list[Any]) -> None:
     flat = [tensor.reshape(-1) for each in found for tensor in each]
     apart = len({tensor.device for tensor in flat}) != 1
     ignores = apart or bool((torch.cat(flat) == IGNORED).any())
+    if not ignores and len({tuple([each.shape for each in some]) for some in found}) == 1:
+        return  # nearly always
     if len({tuple(_shares(each, ignores=ignores)) for each in found}) > 1:
         msg = (
             f"the loss is a mean, and the batches have or ignore ({IGNORED}) different "

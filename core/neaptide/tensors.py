@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 def batch_tensors(batch: object) -> Iterator[torch.Tensor]:
     """Yield the tensors with a batch dimension in nested containers and dataclasses."""
-    if isinstance(batch, torch.Tensor):
-        if batch.ndim:
-            yield batch
-    else:
-        for child in batch if isinstance(batch, (list, tuple)) else _children(batch):
+    for child in batch if isinstance(batch, (list, tuple)) else _children(batch):
+        if not isinstance(child, torch.Tensor):
             yield from batch_tensors(child)
+        elif child.ndim:
+            yield child
 
 
 def batch_length(batch: object) -> int:
@@ -42,6 +41,8 @@ def token_count(batch: Any) -> int | None:
 
 
 def _children(batch: object) -> list[Any]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
     if hasattr(batch, "values"):
         return list(batch.values())
     cls: Any = type(batch)

@@ -193,15 +193,14 @@ class MeasuredLoss:
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
         """Return the result of `loss_fn`; without gradients, it has no graph."""
-        found = self._measured(model, batch)
+        enabled = torch.is_grad_enabled()
+        found = self._loss_fn(model, batch) if enabled else self._without_graph(model, batch)
         if self._log is not None and getattr(found, "per_token", False):
             self._log.info("loss.per_token")
             self._log = None
         return found
 
-    def _measured(self, model: torch.nn.Module, batch: Any) -> Any:
-        if torch.is_grad_enabled():
-            return self._loss_fn(model, batch)
+    def _without_graph(self, model: torch.nn.Module, batch: Any) -> Any:
         if not self._needs_graph:
             state = rng.capture() if self._needs_graph is None else None
             self._needs_graph = False

@@ -8,6 +8,8 @@ from typing import Any
 
 from neaptide.errors import described, ends
 
+NOTHING = nullcontext()
+"""A context that does nothing; it may be open several times."""
 Opener = Callable[[str, str], AbstractContextManager[Any]]
 """`opener(name, category)` returns a context manager that is entered around one part."""
 
@@ -48,7 +50,7 @@ class Timeline:
 
     def open(self, name: str, category: str) -> AbstractContextManager[Any]:
         """Return the context of one part, of the listener. A listener that raises is removed."""
-        return nullcontext() if self.opener is None else self._part(self.opener, name, category)
+        return NOTHING if self.opener is None else self._part(self.opener, name, category)
 
     @contextmanager
     def _part(self, opener: Opener, name: str, category: str) -> Iterator[None]:

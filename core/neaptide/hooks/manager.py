@@ -47,7 +47,7 @@ class _Implementation:
 
     def __call__(self, given: Mapping[str, Any]) -> Any:
         try:
-            arguments = [given[name] for name in self.arguments]
+            arguments = map(given.__getitem__, self.arguments)
             if self.timeline.opener is None or self.plugin == DEFAULTS:
                 return self.function(*arguments)
             with self.timeline.open(f"{self.plugin}: {self.hook}", self.plugin):

@@ -76,7 +76,8 @@ class LateScalar:
 
 def late(tensor: torch.Tensor) -> LateScalar | float:
     """Return the value of a 0-dim tensor; if it is on a device with streams, a `LateScalar`."""
-    return LateScalar(tensor) if has_streams(tensor.device) else tensor.item()
+    waits = tensor.is_cpu or not has_streams(tensor.device)
+    return tensor.item() if waits else LateScalar(tensor)
 
 
 @attrs.define(eq=False)

@@ -76,6 +76,7 @@ class Loop:
         self._evaluate = hooks.around("around_evaluate", self._mean_loss, run)
         notified = ("before_forward", "after_forward", "after_backward", "after_step")
         self._notifies = {hook: hooks.implements(hook) for hook in notified}
+        self._scheduled = hooks.left_to_core("select_phase")
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -86,9 +87,9 @@ class Loop:
         """
         state, started = self.state, time.perf_counter()
         self._added = False
-        chosen: Phase = phase or self.hooks.first(
-            "select_phase", Phase, history=state.history, schedule=state.schedule
-        )
+        known = {"history": state.history, "schedule": state.schedule}
+        due = state.schedule.due() if self._scheduled else None
+        chosen: Phase = phase or due or self.hooks.first("select_phase", Phase, **known)
         jump = None
         if chosen.applies_prediction:
             jump = self._jump(batch)
@@ -240,17 +241,9 @@ class Loop:
         del phase  # only middleware uses it
         # A predictor may have run a backward.
         with ended_by(lambda: self.state.accumulation.pieces or self.store.zero_gradients()):
-            return attempt(
-                self.hooks,
-                self._propose,
-                self.model,
-                self.store,
-                self.state.history,
-                lambda: self.probe(batch),
-                self.run.stash,
-                horizon=horizon,
-                settings=self._config.phases.predict,
-            )
+            given = self.hooks, self._propose, self.model, self.store, self.state.history
+            probe, settings = partial(self.probe, batch), self._config.phases.predict
+            return attempt(*given, probe, self.run.stash, horizon=horizon, settings=settings)
 
     def probe(self, batch: Any) -> float:
         """Return the mean loss of the present weights on `batch`, in eval mode without gradients.

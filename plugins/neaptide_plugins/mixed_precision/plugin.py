@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,6 +10,7 @@ import torch
 from neaptide import Outcome, Plugin, hookimpl
 from neaptide.api.phases import TRAINED
 from neaptide.api.steps import NOTES
+from neaptide.api.timeline import NOTHING
 from neaptide_toolkit.gradient_error import is_measured
 from neaptide_toolkit.low_precision import Chosen, choose_weights, intercepting
 
@@ -23,6 +23,7 @@ from .scaling import LossScaler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
@@ -96,7 +97,7 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
 
     def _lowered(self, name: str) -> AbstractContextManager[None]:
         lowered = name in self._fp8 and not is_measured()
-        return intercepting(self._products) if lowered else nullcontext()
+        return intercepting(self._products) if lowered else NOTHING
 
     @hookimpl
     def around_forward(self, run: Run) -> AroundForward:
@@ -107,7 +108,10 @@ class MixedPrecision(Plugin[MixedPrecisionConfig]):
         ) -> Any:
             name = _AT.get(moment, phase.name)
             dtype = self._dtypes[name]
-            with computing_in(dtype, run.device), self._lowered(name):
+            context = computing_in(dtype, run.device)
+            if context is NOTHING:
+                return following(phase=phase, moment=moment, **arguments)
+            with context, self._lowered(name):
                 loss = following(phase=phase, moment=moment, **arguments)
             wide = loss.value if dtype is torch.float32 else widened(loss.value)
             return loss if wide is loss.value else attrs.evolve(loss, value=wide)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
+from neaptide.api.timeline import NOTHING
 from neaptide_toolkit.machine.devices import lacks
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -28,13 +32,13 @@ def resolve(precision: str, device: torch.device) -> torch.dtype:
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     """Return a context that runs matrix products and convolutions in `dtype`.
 
-    float32 turns autocast off.
+    float32 turns autocast off; where it is off already, the context is `NOTHING`.
     """
     if dtype is not torch.float32:
         return _Uncached(device.type, dtype=dtype)
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, dtype=dtype, enabled=False)
-    return nullcontext()
+    return NOTHING
 
 
 class _Uncached(torch.autocast):

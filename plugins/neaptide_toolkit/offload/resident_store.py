@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from neaptide.api.parameters import ParameterStore
 from neaptide.api.spans import Change, Evictable, Keeper, Leaves, Mode, Refuge, Span
-from neaptide.norms import norm_of, on_device, total_norm
-from neaptide_toolkit.tensors import laid_out_as, tier_of
+from neaptide_toolkit.tensors import tier_of
 
 from .evicted import Evictions, is_whole
+from .gradients import ONE, lay_out, norm_of_all, nothing_found, scale_all
 from .lending import evictable_state, evictable_weights, lent_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import nn
 
 
 _Groups = tuple["list[Span]", "list[tuple[list[Span], list[nn.Parameter]]]"]
-_ONE = torch.ones((), dtype=torch.float32, device="cpu")
-_POWERS = frozenset(2.0**-power for power in range(15))
-"""Factors that every dtype of gradients has."""
+_FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
 _TOGETHER = 32 << 20
 """Bytes of weights that a callback of an update gets together; it bounds its temporary memory."""
 
@@ -34,20 +33,27 @@ class ResidentStore(ParameterStore):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self._found = _nothing_found()
+        self._found = nothing_found()
         self._spans: dict[nn.Parameter, tuple[Any, Span | None]] = dict.fromkeys(
             self.names, (None, None)
         )
+        self._known: tuple[list[Any], list[Span]] = ([], [])
         self._groups: _Groups = ([], [])
         self._evicted = Evictions(optimizer)
         self._kept: dict[nn.Parameter, Keeper] = {}
 
     def spans(self) -> list[Span]:
         """Return one span per parameter, in the order of the module."""
+        return [*self._present()]
+
+    def _present(self) -> list[Span]:
+        # Called after every update, so a span is cached until one of its facts changes.
+        facts = [] if self._evicted else list(map(_FACTS, self.names))
+        if facts and facts == self._known[0]:
+            return self._known[1]
         evicted = self._evicted or ()  # nearly always none
-        device = next((each for each in self.names if each not in evicted), _ONE).device
+        device = next((each for each in self.names if each not in evicted), ONE).device
         found: list[Span] = []
-        # Called after every update, so a span is cached until one of these facts changes.
         for parameter, (before, span) in self._spans.items():
             now = (
                 parameter.requires_grad,
@@ -61,6 +67,7 @@ class ResidentStore(ParameterStore):
                 span = self._span(parameter, device)  # noqa: PLW2901 - the new one
                 self._spans[parameter] = (now, span)
             found.append(span)
+        self._known = facts, found
         return found
 
     def _span(self, parameter: nn.Parameter, device: torch.device) -> Span:
@@ -169,7 +176,7 @@ class ResidentStore(ParameterStore):
                 lent.append((parameter, keeper))
             for group in self.optimizer.param_groups:
                 if group.get("fused"):
-                    _lay_out_gradients(group["params"])
+                    lay_out(group["params"])
             super().step()
         finally:
             for parameter, keeper in lent:
@@ -191,9 +198,9 @@ class ResidentStore(ParameterStore):
 
         Weights of keepers are alone.
         """
-        now = self.spans()
+        now = self._present()
         before, groups = self._groups
-        if before == now:  # a span is compared by its identity
+        if before is now or before == now:  # a span is compared by its identity
             return groups
         groups, kind, left = [], None, 0
         for span, parameter in zip(now, self.names, strict=True):
@@ -236,16 +243,7 @@ class ResidentStore(ParameterStore):
 
     def gradient_norm(self) -> torch.Tensor:
         """Return the global L2 norm, by torch's fused kernels where they can give it."""
-        gradients = self._gradients()
-        dtypes = [gradient.dtype for gradient in gradients]
-        if torch.float16 not in dtypes and not any(each.is_sparse for each in gradients):
-            plain = [type(each) is torch.Tensor and each.is_cpu for each in gradients]
-            if all(plain) and len(set(dtypes)) == 1:  # the same bits in half the time
-                norms = torch._foreach_norm(gradients)  # noqa: SLF001 - as torch's own function
-                norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-                return norm
-            return torch.nn.utils.get_total_norm(gradients)
-        return total_norm(list(map(norm_of, gradients)), dtypes)
+        return norm_of_all(self._gradients())
 
     def has_nonfinite_gradients(self) -> bool:
         """Check every gradient: on a CPU by one fused call, on other devices by the norm."""
@@ -255,13 +253,13 @@ class ResidentStore(ParameterStore):
         found = self._found
         try:
             # The check of torch's GradScaler; it also multiplies by one, which changes no value.
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, _ONE)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, ONE)
         except NotImplementedError:  # sparse and complex gradients
-            self._found = _nothing_found()
+            self._found = nothing_found()
             return super().has_nonfinite_gradients()
         if not found.item():
             return False
-        self._found = _nothing_found()
+        self._found = nothing_found()
         return True
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -269,31 +267,10 @@ class ResidentStore(ParameterStore):
 
     def scale_gradients(self, factor: float | torch.Tensor) -> None:
         """Multiply the gradients by `factor`, with fused kernels per device."""
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
-        for gradient in self._gradients():
-            by_device.setdefault(gradient.device, []).append(gradient)
-        for device, gradients in by_device.items():
-            # On a CPU torch rounds a number to the dtype of the gradients, but not a tensor.
-            number = isinstance(factor, float) and device.type == "cpu" and factor not in _POWERS
-            exact = torch.tensor(factor, dtype=torch.float64) if number else factor
-            torch._foreach_mul_(gradients, on_device(exact, device))
-
-
-def _lay_out_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Give gradients that were set by hand the strides of their weights; autograd's have them."""
-    for parameter in parameters:
-        if (gradient := parameter.grad) is not None:
-            laid_out = laid_out_as(parameter, gradient)
-            if laid_out is not gradient:
-                parameter.grad = laid_out
+        scale_all(self._gradients(), factor)
 
 
 def _hollow(parameter: nn.Parameter) -> torch.Tensor:
     """Return one NaN, expanded to the parameter's shape, so that any computation gives NaN."""
     one = torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device)
     return one.expand(parameter.shape)
-
-
-def _nothing_found() -> torch.Tensor:
-    """Return `found_inf` of the gradient check, which is 1 after inf or nan; it is float32."""
-    return torch.zeros(1, dtype=torch.float32, device="cpu")

@@ -27,7 +27,8 @@ def split(batch: Any, pieces: int) -> list[Any]:
     All parts share the other values of the batch. The sizes of the parts differ by at most one. No
     part is empty, so a batch with fewer than `pieces` samples gives fewer parts.
     """
-    tensors = _tensors(batch)
+    flat = type(batch) is tuple and all(map(torch.is_tensor, batch))  # the usual batch
+    tensors = [*batch] if flat else _tensors(batch)
     length = _rows(tensors) or 0
     pieces = min(pieces, length)
     if pieces <= 1:
@@ -47,8 +48,7 @@ def split(batch: Any, pieces: int) -> list[Any]:
 
         return _mapped(batch, view)
 
-    flat = type(batch) is tuple and list(map(id, tensors)) == list(map(id, batch))
-    if flat:  # the usual batch, without recursion
+    if flat:  # without recursion
         whole = (views.get(id(tensor)) or (tensor,) * pieces for tensor in tensors)
         return list(zip(*whole, strict=True))
     return list(map(part, range(pieces)))

@@ -285,7 +285,7 @@ def test_the_host_has_what_the_process_may_have_of_it() -> None:
 
 
 def test_the_resident_set_is_the_one_psutil_reads() -> None:
-    fast, slow = ResidentSet(), ResidentSet("/nonexistent/statm")
+    fast, slow = ResidentSet(), ResidentSet("/nonexistent")
     assert pytest.approx(slow.read()[0], rel=0.2) == fast.read()[0]
     fast.close()
     fast.close()

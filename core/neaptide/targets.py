@@ -68,8 +68,8 @@ def _require_equal_shares(batches: list[Any]) -> None:
     """Raise DataError unless each batch has, and ignores, as many targets a sample."""
     found = [targets(batch) for batch in batches]
     flat = [tensor.reshape(-1) for each in found for tensor in each]
-    apart = len({tensor.device for tensor in flat}) != 1
-    ignores = apart or bool((torch.cat(flat) == IGNORED).any())
+    apart = len({tensor.device for tensor in flat}) != 1 or not sum(map(torch.numel, flat))
+    ignores = apart or int(torch.cat(flat).min()) <= IGNORED  # if not, none is ignored
     if not ignores and len({tuple([each.shape for each in some]) for some in found}) == 1:
         return  # nearly always
     if len({tuple(_shares(each, ignores=ignores)) for each in found}) > 1:

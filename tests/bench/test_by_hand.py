@@ -21,3 +21,5 @@ def test_the_bench_writes_what_a_plugin_adds_to_work_by_hand(tmp_path: Path) -> 
     riders = ("ema", "predictor-drift", "predictor-momentum", "predictor-dmd")
     assert {"trainer"} == {partners["tensor"][name] for name in riders}
     assert all(row["us_a_step"] > 0 for table in partners for row in written[table])
+    over = {row["subject"]: row["over_calls"] for row in written["step"]}
+    assert 0 == over["bare loop"] < over["trainer"] < over["mixed-precision"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.adamw import adamw
 
-from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer
+from neaptide_toolkit.optim.foreach_optimizer import STEP, ForeachOptimizer, ones
 from neaptide_toolkit.tensors import laid_out_as
 
 from .checks import check_matrices, out_of_range
@@ -168,7 +168,7 @@ def _adamw(
         first,
         second,
         [],
-        [*torch._foreach_sub(state[STEP], 1)],  # noqa: SLF001 - the function adds 1
+        [*torch._foreach_sub(state[STEP], ones(state[STEP]))],  # noqa: SLF001 - the function adds 1
         # On a GPU, the fused version needs the step counts on the GPU.
         fused=on_cpu,
         foreach=not on_cpu,

@@ -26,6 +26,9 @@ def nothing_found() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
+_UNREAD = nothing_found()
+
+
 def norm_of_all(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the global L2 norm, with the bits of torch's; of float16 gradients in float32."""
     kinds = {(type(each), each.dtype, each.is_cpu, each.is_sparse) for each in gradients}
@@ -43,7 +46,7 @@ def scale_all(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> No
     if _are_small(gradients):
         # The check of torch's GradScaler multiplies in float32, as `_foreach_mul_` does.
         exact = torch.as_tensor(factor, dtype=torch.float32, device="cpu")
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, nothing_found(), exact)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, _UNREAD, exact)
         return
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:

@@ -21,6 +21,11 @@ TOGETHER = 1 << 22
 tensors are small."""
 
 
+def ones(counts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a one for each count; torch adds tensors to many counts sooner than a number."""
+    return [counts[0].new_ones(())] * len(counts)
+
+
 class ForeachOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that updates parameters in batches, by torch's `_foreach` operations.
 
@@ -161,7 +166,7 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
                     state.update(self.new_state(param, group))
             counts = [state[STEP] for state in states if STEP in state]
             if counts:
-                torch._foreach_add_(counts, 1)
+                torch._foreach_add_(counts, ones(counts))
             for batch in self._batches(pairs):
                 self._update(batch, group, places)
         return loss

@@ -105,3 +105,9 @@ def test_a_gradient_of_other_strides_makes_the_same_fused_step(kind: Any) -> Non
         store.step()
         found.append(model[0].detach().clone())
     assert torch.equal(*found)
+
+
+def test_a_list_of_spans_may_be_changed() -> None:
+    store = store_of(*(torch.ones(3) for _ in range(3)))
+    store.spans().clear()
+    assert [["0", "1", "2"]] == calls_of(store)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _Groups = tuple["list[Span]", "list[tuple[list[Span], list[nn.Parameter]]]"]
 _FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
+_VALUES = attrgetter("data")  # sooner than `detach`
 _TOGETHER = 32 << 20
 """Bytes of weights that a callback of an update gets together; it bounds its temporary memory."""
 
@@ -188,7 +189,7 @@ class ResidentStore(ParameterStore):
         if self._on_update or self._on_updates:
             with torch.no_grad():
                 for spans, parameters in self._together():
-                    weight_of = self._weight if self._kept else torch.Tensor.detach
+                    weight_of = self._weight if self._kept else _VALUES
                     weights = list(map(weight_of, parameters))
                     self._tell(spans, weights, [None] * len(spans))
                     del weights  # a keeper's weight is a new tensor

@@ -29,8 +29,8 @@ class WeightSample(NamedTuple):
 def all_finite(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return whether all weights, of one dtype and device, are finite: 0-dim, on their device."""
     # aminmax returns NaN if one element is NaN; nothing is copied to the host here.
-    small = [weight for weight in weights if weight.numel() <= SMALL]
     parts = [weight for weight in weights if weight.numel() > SMALL]
+    small = [weight for weight in weights if weight.numel() <= SMALL] if parts else list(weights)
     parts += [_flatten_dense_tensors(small)] if len(small) > 1 else small  # type: ignore[no-untyped-call]
     extremes = [extreme for part in parts for extreme in torch.aminmax(part)]
     return torch.stack(extremes).isfinite().all()

@@ -15,7 +15,7 @@ from .held_tensors import HeldTensor, held_bytes, pieces
 from .sampling import add_samples, all_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from neaptide import Span
 
@@ -119,15 +119,17 @@ class Window:
         """
         self.add_all([name], [weight])
 
-    def add_all(self, names: Iterable[str], weights: Iterable[torch.Tensor]) -> None:
+    def add_all(self, names: Collection[str], weights: Collection[torch.Tensor]) -> None:
         """Call `add` for each weight, with the same bits. The weights have one dtype and device."""
         index = (self.position + 1) // self.plan.every - 1
         counts, known = self.counts, self.rows
-        taken = {
-            name: weight
-            for name, weight in zip(names, weights, strict=True)
-            if name in known and counts.get(name, 0) == index and weight.numel()
-        }
+        taken = dict(zip(names, weights, strict=True))
+        if not (index and {index} == {*map(counts.get, names)} and known.keys() >= taken.keys()):
+            taken = {
+                name: weight
+                for name, weight in taken.items()
+                if name in known and counts.get(name, 0) == index and weight.numel()
+            }
         if taken:
             counts.update(dict.fromkeys(taken, index + 1))
             finite = all_finite(list(taken.values()))

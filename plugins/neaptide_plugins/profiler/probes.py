@@ -58,7 +58,7 @@ class ResidentSet:
 
     On Linux a read is a system call on an open descriptor of `statm`, and one of `getrusage`: about
     3 microseconds, where `status` takes 15. But `ru_maxrss` begins with the size of the process
-    that started this one. If that is the larger one at first, `status` is read.
+    that started this one. If they differ at first, `status` is read.
     """
 
     def __init__(self, folder: str = "/proc/self") -> None:
@@ -70,7 +70,7 @@ class ResidentSet:
             self._usage = partial(resource.getrusage, resource.RUSAGE_SELF)
             self._status = os.open(f"{folder}/status", os.O_RDONLY)
             _, mark = self._of_status()
-            if mark is not None and self._usage().ru_maxrss * 1024 <= mark + _APART:
+            if mark is not None and abs(self._usage().ru_maxrss * 1024 - mark) <= _APART:
                 self._descriptor = os.open(f"{folder}/statm", os.O_RDONLY)
 
     def read(self) -> tuple[int, int | None]:

@@ -1,6 +1,7 @@
 """How each plugin trains beside `sharding`: in two processes or four, compared with one.
 
-`python tests/helpers/company_of_processes.py` prints the table of docs/many-gpus.md.
+`python tests/helpers/company_of_processes.py` prints the table of docs/many-gpus.md. It needs the
+simulated GPU for the last column.
 """
 
 from __future__ import annotations
@@ -26,6 +27,26 @@ if TYPE_CHECKING:
 STEPS = 24
 STAGES = ("replicate", "1", "3", "hybrid")
 """Stage 2 has the bits of stage 3, as another test holds. Hybrid is four processes on two nodes."""
+IN_RAM = "in RAM"
+"""Stage 3 with the rows in pinned RAM, in two processes with a simulated GPU each."""
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-gpus.md"
+EXACT = 1e-6
+"""Relative; what the page says of plugins that compute in float32."""
+PROGRAM = """
+import runpy
+import sys
+
+import simulated_gpu
+
+simulated_gpu.configure(devices=int(sys.argv[1]), capacity=1 << 30)
+sys.argv = ["neaptide", "run", *sys.argv[2:], "--quiet"]
+try:
+    runpy.run_module("neaptide", run_name="__main__", alter_sys=True)
+finally:
+    if found := simulated_gpu.races():
+        sys.exit("\\n".join(found))
+"""
+"""Runs a configuration on a machine with so many GPUs. Races are errors."""
 OWN: dict[str, dict[str, Any]] = {
     **ACTING,
     "fused-layers": {"min_elements": 1},
@@ -87,7 +108,11 @@ def compared(name: str, folder: Path, stages: Sequence[str] = STAGES) -> list[st
     That is the largest difference of a loss from one process, or why it does not train.
     """
     (folder / "run.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
+    (folder / "on_gpus.py").write_text(PROGRAM, encoding="utf-8")
+    gpus = stages == (IN_RAM,)
     command = ["-m", "neaptide", "run", "run.json", "--quiet"]
+    if gpus:
+        command = ["on_gpus.py", "2", "run.json", "--set=train.device=auto"]
     alone = warm.run([*command, "--set=run.dir=one"], cwd=folder)
     assert alone.returncode == 0, alone.stderr
     return [_told(folder, command, stage) for stage in stages]
@@ -95,6 +120,8 @@ def compared(name: str, folder: Path, stages: Sequence[str] = STAGES) -> list[st
 
 def _told(folder: Path, command: Sequence[str], stage: str) -> str:
     own = [f"--set=run.dir=stage-{stage}", f"--set=plugins.sharding.stage={stage}"]
+    if stage == IN_RAM:
+        own[1:] = ["--set=plugins.sharding.stage=3", "--set=plugins.sharding.offload=pinned"]
     size, nodes = (4, 2) if stage == "hybrid" else (2, 1)
     both = several.run_together(size, [*command, *own], cwd=folder, nodes=nodes)
     if both[0].returncode:
@@ -120,11 +147,19 @@ def _builds_inputs(spec: PluginSpec) -> bool:
     return any(one.startswith(("model:", "data:")) for one in spec.schemes)
 
 
+def table() -> dict[str, list[str]]:
+    """Return the table of the page: the cells of each plugin, the last one of rows in RAM."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    rows = (line.strip("| \n").split(" | ") for line in lines)
+    return {row[0]: row[1:] for row in rows if len(row) > len(STAGES) and row[0] in names()}
+
+
 def main() -> None:
     """Print the table; with names as arguments, their rows."""
     for name in sys.argv[1:] or names():
         with tempfile.TemporaryDirectory() as folder:
-            cells = " | ".join([name, *compared(name, Path(folder))])
+            found = [*compared(name, Path(folder)), *compared(name, Path(folder), (IN_RAM,))]
+            cells = " | ".join([name, *found])
             sys.stdout.write(f"| {cells} |\n")
             sys.stdout.flush()
 

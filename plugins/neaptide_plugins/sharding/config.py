@@ -12,6 +12,10 @@ from neaptide.plugin import PluginSpec
 
 Stage = Literal["replicate", 1, 2, 3, "hybrid"]
 """What each process has a part of, by the stages of ZeRO."""
+Offload = Literal["none", "cpu", "pinned"]
+"""Where the rows of a process are between passes."""
+DIVIDES: tuple[Stage, ...] = (2, 3, "hybrid")
+"""The stages in which a process has rows of the weights between steps."""
 REGATHERS: tuple[Stage, ...] = (3, "hybrid")
 """The stages that free the weights of a block after its forward, and gather them again."""
 
@@ -19,6 +23,15 @@ REGATHERS: tuple[Stage, ...] = (3, "hybrid")
 def _of_hybrid(config: Any, _: attrs.Attribute[int], value: int) -> None:
     if value and config.stage != "hybrid":
         msg = f'is for stage = "hybrid" only (got {value}); remove it'
+        raise ValueError(msg)
+
+
+def _of_rows(config: Any, _: attrs.Attribute[str], value: str) -> None:
+    if value != "none" and config.stage not in DIVIDES:
+        msg = (
+            f'needs stage = 2, 3 or "hybrid", in which a process has rows of the weights (got '
+            f"{value!r} with stage = {config.stage!r}); change the stage, or remove it"
+        )
         raise ValueError(msg)
 
 
@@ -38,6 +51,13 @@ class ShardingConfig:
         validator=and_(ge(0), _of_hybrid),
         help="with `hybrid`, number of processes that divide one copy of the model; 0: those of a "
         "node",
+    )
+    offload: Offload = field(
+        "none",
+        validator=and_(in_(get_args(Offload)), _of_rows),
+        help="with the stages 2, 3 and `hybrid`, where a process has its rows of weights, "
+        "gradients and state, and updates them: `none` on its GPU, `cpu` in RAM, `pinned` in "
+        "pinned RAM, from which copies run beside the computation",
     )
     timeout: float = field(
         1800.0,

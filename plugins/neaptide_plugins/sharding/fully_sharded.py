@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
+    from .offloading import RowsHome
+
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -26,7 +28,12 @@ def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def fully_sharded(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh, *, regather: bool
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    mesh: DeviceMesh,
+    home: RowsHome,
+    *,
+    regather: bool,
 ) -> tuple[dict[str, Any], list[FSDPModule]]:
     """Divide `model` among processes; return its new parameters by name, and its units.
 
@@ -37,25 +44,38 @@ def fully_sharded(
         model: whole, and the same in all processes.
         parameters: its parameters, by their first names.
         mesh: the processes that divide it; with two dimensions, each row of it divides a copy.
+        home: where the rows are between passes.
         regather: free the weights of a block after its forward, and gather them in the backward.
     """
     # Most runs of the plugin do not need it, and its import takes time.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
 
     divided = []
+    shards: dict[str, Any] = {}
     for module in (*(block for _, block in units(model)), model):
         halves = any(one.dtype in HALVES for one in module.parameters() if one.requires_grad)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)
         # The model itself keeps its own weights until the backward, which needs them first.
         after = False if module is model else regather
-        unit = fully_shard(module, mesh=mesh, reshard_after_forward=after, mp_policy=policy)
+        home.before(module)
+        unit = fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=after,
+            mp_policy=policy,
+            offload_policy=home.policy(),
+        )
         # Each process has its part of the loss of the whole batch, so gradients are summed.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
         divided.append(unit)
-    shards: dict[str, Any] = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.data = shards[name].detach().to_local()
+        now = dict(model.named_parameters())
+        # At once: until then, the whole weights of the unit stay in memory.
+        for name in parameters.keys() - shards.keys():
+            if now[name] is not parameters[name]:
+                shards[name] = now[name]
+                parameters[name].data = shards[name].detach().to_local()
+    home.after(shards.values())
     return {name: shards[name] for name in parameters}, divided
 
 

@@ -31,9 +31,13 @@ def divided(
     The copy of the weights that undoes a jump stays whole.
     """
     ledger = ledger.move("optimizer.state", "device", None)
-    ledger = ledger.add("sharding", "optimizer.state", "device", _state_of(store, size))
+    tier = store.home.tier if isinstance(store, ShardStore) else "device"
+    ledger = ledger.add("sharding", "optimizer.state", tier, _state_of(store, size))
     if not isinstance(store, ShardStore):
         return ledger
+    if tier == "host":
+        ledger = ledger.move("gradients", "device", tier)
+        ledger = ledger.add("sharding", "pinned.rounding", tier, store.home.rounding)
     whole = {span.name: span for span in store.spans()}
     total = sum(span.bytes for span in whole.values())
     own = sum(one.nbytes for one in store.parameters.values()) / max(1, total)
@@ -54,6 +58,7 @@ def divided(
         [sum(_added_up(span) for span in part) for part in parts],
         store.copies.shards.size,
         regathers=stage in REGATHERS,
+        in_ram=tier == "host",
     )
     kind, forward = "weights.gathered", held.in_forward()
     ledger = ledger.add("sharding", kind, "device", forward, ("forward", "evaluate"))
@@ -84,11 +89,15 @@ class _Held:
     """Bytes of the buffer from which they are added up."""
     size: int
     regathers: bool = attrs.field(kw_only=True)
+    in_ram: bool = attrs.field(kw_only=True)
+    """Whether rows and gradients of this process are in RAM. Then they are also copied."""
 
     def in_forward(self) -> int:
         """Return the most bytes: of gathered weights, of their buffer, and of the one before."""
         return max(
-            self._gathered(last) + self.weights[last] + (self.weights[last - 1] if last else 0)
+            self._gathered(last)
+            + self.weights[last]
+            + max(self.weights[last - 1] if last else 0, self._rows(self.weights[last]))
             for last in range(len(self.weights))
         )
 
@@ -101,11 +110,14 @@ class _Held:
         ahead = self.weights[unit - 1] if self.regathers and unit > 1 else 0
         before = self.added_up[unit + 1] if unit + 1 < len(self.weights) else 0
         gradients = self.gradients[unit] + (self.gradients[0] if unit else 0)
-        to_come = sum(self.gradients[: unit + 1]) // self.size
-        buffer = max(
-            self._gathered(unit) + before, self._gathered(unit, freed=True) + self.added_up[unit]
-        )
+        to_come = 0 if self.in_ram else sum(self.gradients[: unit + 1]) // self.size
+        sums = self.added_up[unit] + self._rows(self.added_up[unit])
+        buffer = max(self._gathered(unit) + before, self._gathered(unit, freed=True) + sums)
         return buffer + ahead + gradients - to_come
+
+    def _rows(self, nbytes: int) -> int:
+        """Return what is on the device of the rows of a unit, while they are copied."""
+        return nbytes // self.size if self.in_ram else 0
 
     def _gathered(self, unit: int, *, freed: bool = False) -> int:
         """Return the bytes of whole weights while a unit is at work, or after it has freed its."""

@@ -19,6 +19,7 @@ from neaptide_toolkit.saved_form import counter
 from .config import REGATHERS, ShardingConfig
 from .copies import ModelCopies
 from .ledgers import added_up, divided
+from .offloading import RowsHome
 from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
 from .reducing import (
@@ -94,8 +95,10 @@ class Sharding(Plugin[ShardingConfig]):
         if stage == 1:
             self._divided = OptimizerShards(model, optimizer, group)
         else:
-            copies, regather = ModelCopies.of(self.config, group), stage in REGATHERS
-            self._divided = self._shards = ShardStore(model, optimizer, copies, regather=regather)
+            copies = ModelCopies.of(self.config, group)
+            home = RowsHome.of(self.config, run, optimizer)
+            made = ShardStore(model, optimizer, copies, home, regather=stage in REGATHERS)
+            self._divided = self._shards = made
         return self._divided
 
     @hookimpl

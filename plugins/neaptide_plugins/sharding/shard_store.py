@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .copies import ModelCopies
+    from .offloading import RowsHome
 
 
 class ShardStore(ParameterStore):
@@ -39,6 +40,7 @@ class ShardStore(ParameterStore):
 
     Attributes:
         copies: the processes, by the copy of the model that they divide.
+        home: where a process has its rows.
         meetings: the exchanges of the processes. Each must be able to send rows.
         order: a checksum of the units that have run in the present forward. What is gathered for
             one process is taken for the unit whose turn it is in another.
@@ -50,15 +52,20 @@ class ShardStore(ParameterStore):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         copies: ModelCopies,
+        home: RowsHome,
         *,
         regather: bool,
     ) -> None:
         super().__init__(model, optimizer)
-        self.copies = copies
+        self.copies, self.home = copies, home
         self._state = StateParts.of(optimizer, self.parameters, copies.shards)
         self._rows = self._state.rows
         mesh = copies.mesh(next(one.device.type for one in self.parameters.values()))
-        self._shards, self._units = fully_sharded(model, self.parameters, mesh, regather=regather)
+        self._shards, self._units = fully_sharded(
+            model, self.parameters, mesh, home, regather=regather
+        )
+        if home.tier == "host":
+            self._state.to_ram()
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
         self._norm: float | None = None
         self._trained = {name: one.requires_grad for name, one in self.parameters.items()}
@@ -72,8 +79,9 @@ class ShardStore(ParameterStore):
         """Return one span per parameter, with its whole shape, in the order of the module."""
         trained = tuple([shard.requires_grad for shard in self._shards.values()])
         if trained != self._spans[0]:
+            home = self.home.tier
             spans = [
-                Span(name, self._rows[name].shape, own.dtype, "device", trains, tuple(tied))
+                Span(name, self._rows[name].shape, own.dtype, home, trains, tuple(tied))
                 for (own, (name, *tied)), trains in zip(self.names.items(), trained, strict=True)
             ]
             self._spans = trained, spans
@@ -191,6 +199,7 @@ class ShardStore(ParameterStore):
 
     def squares(self) -> float:
         """Return the sum of the squares of this process's gradients; inf or nan if one is."""
+        self.home.wait()
         norms = [norm_of(gradient) for gradient in self._gradients()]
         return float(torch.stack(norms).double().square().sum()) if norms else 0.0
 
@@ -218,7 +227,8 @@ class ShardStore(ParameterStore):
         """Multiply the gradients by `factor`, a number or a 0-dim tensor that all have alike."""
         self._norm = None
         if gradients := self._gradients():
-            torch._foreach_mul_(gradients, torch.as_tensor(factor, dtype=torch.float64))
+            wide = torch.as_tensor(factor, dtype=torch.float64)
+            torch._foreach_mul_(gradients, wide.cpu() if gradients[0].is_cpu else wide)
 
     def _gradients(self) -> list[torch.Tensor]:
         found = [shard.grad for shard in self._shards.values()]

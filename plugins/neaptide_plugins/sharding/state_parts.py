@@ -58,6 +58,14 @@ class StateParts:
                 for key, value in entry.items():
                     entry[key] = part_of_entry(value, self.rows[name])
 
+    def to_ram(self) -> None:
+        """Move state that the optimizer has made already to RAM."""
+        for parameter in self.parameters.values():
+            entry = self.optimizer.state.get(parameter, {})
+            for key, value in entry.items():
+                if isinstance(value, torch.Tensor):
+                    entry[key] = value.cpu()
+
     def hand_out(self, name: str, takers: Sequence[int], ranks: Ranks) -> dict[str, Any]:
         """Return the state of a whole parameter, in those processes that take it."""
         entry, rows = self._entry(name), self.rows[name]

@@ -250,13 +250,22 @@ class ClockedLane:
         self._free: Any = 0.0
 
     def submit(
-        self, what: str, work: Callable[[], None], after: Iterable[Any | None] = ()
+        self,
+        what: str,
+        work: Callable[[], None],
+        after: Iterable[Any | None] = (),
+        *,
+        at_once: bool = False,
     ) -> CopyTicket:
-        """Run `work`; see `neaptide_toolkit.offload.lanes.Lane`."""
+        """Run `work`; see `neaptide_toolkit.offload.lanes.Lane`.
+
+        With `at_once` it waits for nothing that the device computes.
+        """
         del what
         clock = self._clock
         ends = [one.end for one in after if isinstance(one, CopyTicket)]
-        start = reduce(np.maximum, (self._free, clock.now, *ends))
+        ready = np.maximum(clock.enqueued, clock.started) if at_once else clock.now
+        start = reduce(np.maximum, (self._free, ready, *ends))
         with torch.no_grad():
             nbytes, on_disk = clock.copies(work)
         seconds = clock.latency() + np.maximum(nbytes / self._rate, on_disk)

@@ -31,7 +31,8 @@ from .assumptions import UnplannableError
 from .clock import Clock, Times
 from .own.ops import OwnOps
 from .own.parts import two_calls, two_micro_batches, two_parts, two_rows
-from .processes.link import in_plain, linked
+from .processes.link import linked
+from .processes.rows import RowsToGather
 from .reading import reads_by
 from .recurrent.on_gpu import recurrent_as_cuda
 from .undispatched import all_dispatched
@@ -112,13 +113,16 @@ def dry_run(
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated, check=check)
     clock = Clock(machines or [profiles.load(_ANY).rates], log.is_on_host, log.is_on_disk)
-    own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
+    own, rows = (
+        OwnOps(lambda one: accelerated and not log.is_on_host(one)),
+        RowsToGather(clock, log),
+    )
     known = temporary_anywhere if accelerated else temporary
 
     def taken(operation: Any, args: tuple[Any, ...], made: Any) -> int:
         return known(operation, args, made) + own.workspace(operation, args)
 
-    mode = Unknown(log.made, clock.ran, taken, lambda *work: own.plain(*work) or in_plain(*work))
+    mode = Unknown(log.made, clock.ran, taken, _either(own.plain, rows.in_plain))
 
     def mapped(pages: Any, flat: torch.Tensor) -> None:
         log.mapped(pages, flat)
@@ -133,7 +137,9 @@ def dry_run(
         inside.enter_context(all_dispatched(log.made))
         inside.enter_context(reads_by(mode))
         inside.enter_context(_explained(mode))
-        inside.enter_context(linked(processes, machines, clock, log, mode, streams=accelerated))
+        inside.enter_context(
+            linked(processes, machines, clock, log, mode, rows, streams=accelerated)
+        )
         inside.enter_context(mode)
         if accelerated:
             inside.enter_context(computing_on_device(log))
@@ -177,6 +183,11 @@ def dry_run(
             jumped=jumped,
             sent=sent,
         )
+
+
+def _either(*ways: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
+    """Return what returns the first call that one of `ways` returns, or None."""
+    return lambda *work: next(filter(None, (way(*work) for way in ways)), None)
 
 
 @contextmanager

@@ -73,6 +73,20 @@ def test_four_processes_hold_a_quarter_of_what_is_divided() -> None:
     assert four.processes.link == pytest.approx(450e9)  # of the profile
 
 
+@pytest.mark.parametrize("offload", ["cpu", "pinned"])
+def test_rows_in_ram_are_planned_there(offload: str) -> None:
+    config = {**CONFIG, "plugins": {"sharding": {"stage": 3, "offload": offload}}}
+    there, here = (package.plan(None, one, "h200", ram=64, nproc=4) for one in (CONFIG, config))
+    before, after = there.processes.holds, here.processes.holds
+    assert {0} == {after.get(kind, 0) // 1024 for kind in ("weights", "optimizer state")}
+    assert after["gathered weights"] == before["gathered weights"]
+    ram = here.tiers["RAM"].kinds
+    for kind in ("weights", "gradients", "optimizer state"):
+        assert ram[kind] == pytest.approx(before[kind], rel=0.01)
+    assert here.busy["to device"] > 0
+    assert here.busy["to host"] > 0
+
+
 def test_ram_is_that_of_all_processes_of_a_node() -> None:
     whole = {
         nodes: package.plan(None, CONFIG, "cpu", ram=64, nproc=4, nodes=nodes, link=1.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -25,7 +25,7 @@ from neaptide_toolkit.tensors import nested_tensors
 from .group import ALL_GATHER, ALL_REDUCE, BROADCAST, GATHER, REDUCE_SCATTER, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from neaptide_toolkit.dry_run.allocations import AllocationLog
     from neaptide_toolkit.dry_run.clock import Clock
@@ -33,12 +33,11 @@ if TYPE_CHECKING:
     from neaptide_toolkit.machine.profiles import Rates
 
     from .places import Processes
+    from .rows import RowsToGather
 
 LINK = "link"
 GATHERED, HELD = "gathered weights", "buffers of collectives"
 """What memory is for: weights of all processes, and what collectives read and write."""
-_INTO_BUFFER = "fsdp::all_gather_copy_in"
-"""Copies the rows of a block into the buffer, and does not say that it returns views of it."""
 _OUT_OF_BUFFER = "fsdp::split_with_sizes_copy"
 """Copies the weights of a block out of the buffer into which they were gathered."""
 _BESIDE = {"aten::copy_", "aten::_to_copy", "aten::add_.Tensor", _OUT_OF_BUFFER}
@@ -67,19 +66,6 @@ def sent(name: str, given: Sequence[torch.Tensor], size: int, *, is_first: bool 
     return nbytes * parts[name] // size
 
 
-def in_plain(operation: Any, args: tuple[Any, ...]) -> Callable[[], Any] | None:
-    """Return a call of plain PyTorch that does what an operation of `fully_shard` does."""
-    return partial(_copy_in, *args) if operation.name() == _INTO_BUFFER else None
-
-
-def _copy_in(
-    rows: list[torch.Tensor], buffer: torch.Tensor, sizes: list[int], length: int, rank: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    own = buffer.narrow(0, length * rank, length)
-    torch._foreach_copy_(own.split_with_sizes(sizes), rows)
-    return own, buffer
-
-
 @attrs.define(eq=False)
 class _Flight:
     """What a collective brings."""
@@ -100,6 +86,7 @@ class PretendedLink:
         peer: bytes/s from one device of a node to another, of each machine of the clock; None if
             unknown.
         streams: whether a collective can run beside the computation.
+        rows: knows when the rows that are gathered have come from RAM.
     """
 
     def __init__(
@@ -111,9 +98,10 @@ class PretendedLink:
         *,
         peer: Any,
         streams: bool,
+        rows: RowsToGather,
     ) -> None:
         self._processes, self._clock, self._log, self._mode = processes, clock, log, mode
-        self._peer, self._streams = peer, streams
+        self._peer, self._streams, self._rows = peer, streams, rows
         self._flights: dict[int, _Flight] = {}
         self._gathers: deque[_Flight] = deque(maxlen=_AHEAD)
         self._free: Any = 0.0
@@ -152,7 +140,9 @@ class PretendedLink:
             return np.maximum(self._free, self._clock.now)
         full = len(self._gathers) == _AHEAD and self._gathers[0].used is not None
         room = self._gathers[0].used if full else 0.0
-        return reduce(np.maximum, (self._free, self._clock.enqueued, self._clock.started, room))
+        brought = 0.0 if self._rows.brought is None else self._rows.brought.end
+        earliest = (self._free, self._clock.enqueued, self._clock.started, room, brought)
+        return reduce(np.maximum, earliest)
 
     def _set(self, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor], times: int) -> None:
         """Give `made` the values that it has if all processes give the same."""
@@ -204,6 +194,7 @@ def linked(
     clock: Clock,
     log: AllocationLog,
     mode: Unknown,
+    rows: RowsToGather,
     *,
     streams: bool,
 ) -> Iterator[None]:
@@ -215,6 +206,7 @@ def linked(
         clock: counts what is sent, and the time of the link.
         log: as in `PretendedLink`.
         mode: as in `PretendedLink`.
+        rows: as in `PretendedLink`.
         streams: as in `PretendedLink`.
     """
     if processes is None:
@@ -223,7 +215,7 @@ def linked(
     # Processes on a CPU talk through the system, whose rate is not that of a device.
     known = streams and machines
     peer = np.array([one.peer for one in machines], np.float64) if known else None
-    link = PretendedLink(processes, clock, log, mode, peer=peer, streams=streams)
+    link = PretendedLink(processes, clock, log, mode, peer=peer, streams=streams, rows=rows)
     clock.before = link.before
     with resizable(), grouped(processes, link.told):
         yield

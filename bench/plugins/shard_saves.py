@@ -1,17 +1,19 @@
-"""Measure how long a save takes that one process writes for all, and what its parts cost.
+"""Measure how long a save of several processes takes, what its parts cost, and the memory it takes.
 
     python bench/plugins/shard_saves.py [--json PATH] [--processes N]
                                         [--layers N] [--width N] [--rounds N] [--rows N]
 
-A byte-gpt with AdamW is saved in one process, and by the first of `--processes` in stage 3: on the
-disk, and in RAM (/dev/shm). Beside it stand parts of that time, each measured alone: to gather all
-tensors, and to compute the sha256 of as many bytes. Another way would be that all processes write
-their own rows, each with a sha256 of its own: measured too, into one directory of the disk.
+A byte-gpt with AdamW is saved in one process, and in `--processes` in stage 3 by all of them, or by
+the first one: on the disk, and in RAM (/dev/shm). Beside it stand parts of that time, each measured
+alone: to gather all tensors, and to compute the sha256 of as many bytes. `more` are the bytes by
+which the memory of the first process was at most higher in a save than before it. Another way would
+be a file for each process, with a sha256 of its own: measured too, on the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -37,7 +39,7 @@ def saving(given: argparse.Namespace) -> dict[str, float]:
     """Return the seconds of a save, and of its parts; in another process, of its own parts."""
     first = given.processes == 1 or dist.get_rank() == 0
     taken: dict[str, list[float]] = {}
-    with trainer_of(given, given.stage) as trainer:
+    with trainer_of(given, given.stage, saves=given.saves) as trainer:
         store, batch = trainer.store, batches(given)[0]
 
         def gather() -> None:
@@ -58,8 +60,10 @@ def saving(given: argparse.Namespace) -> dict[str, float]:
         for _ in range(given.rounds):
             for name, place in places.items():
                 target = place / "shards-saved"
+                before = _most_bytes(reset=True)
                 one(f"save_{name}", lambda to=target: trainer.save(to))
                 if first:
+                    taken.setdefault("more", []).append(_most_bytes() - before)
                     saved = sum(each.stat().st_size for each in target.iterdir())
                     shutil.rmtree(target)
             one("gather", gather)
@@ -72,6 +76,15 @@ def saving(given: argparse.Namespace) -> dict[str, float]:
                 del data
             taken.setdefault("own_rows", []).append(own_rows(given, store))
     return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def _most_bytes(*, reset: bool = False) -> int:
+    """Return the most RAM that this process has had; from then on count anew if `reset`."""
+    if reset:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def own_rows(given: argparse.Namespace, store: Any) -> float:
@@ -108,14 +121,14 @@ def worker(given: argparse.Namespace) -> None:
         Path(given.json).write_text(json.dumps(found), encoding="utf-8")
 
 
-def measured(given: argparse.Namespace, processes: int) -> dict[str, float]:
+def measured(given: argparse.Namespace, processes: int, saves: str = "all") -> dict[str, float]:
     """Measure in new processes; return what the first found."""
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     part = Path(f"{given.json}.part")
     own = [f"--{name}={getattr(given, name)}" for name in ("layers", "width", "rows", "rounds")]
     command = [*(start if processes > 1 else []), __file__, f"--json={part}", *own]
     subprocess.run(  # noqa: S603 - this script
-        [sys.executable, *command, "--measure", f"--processes={processes}"],
+        [sys.executable, *command, "--measure", f"--processes={processes}", f"--saves={saves}"],
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -131,6 +144,7 @@ def main() -> None:
     for name, default in (("layers", 8), ("width", 768), ("rows", 4), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--saves", default="all", help=argparse.SUPPRESS)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.stage = 3 if given.processes > 1 else "replicate"
@@ -138,9 +152,10 @@ def main() -> None:
         worker(given)
         return
     report: dict[str, Any] = {"facts": facts()}
-    for processes in (1, given.processes):
-        report[str(processes)] = found = measured(given, processes)
-        print(processes, ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
+    for processes, saves in ((1, "all"), (given.processes, "all"), (given.processes, "first")):
+        name = f"{processes}, the first writes" if saves == "first" else str(processes)
+        report[name] = found = measured(given, processes, saves)
+        print(name, ", ".join(f"{name} {value:.3g}" for name, value in found.items()))
     Path(given.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 

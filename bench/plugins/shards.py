@@ -58,10 +58,10 @@ def batches(given: argparse.Namespace) -> list[dict[str, torch.Tensor]]:
     return [{"tokens": torch.randint(256, shape, generator=generator)} for _ in range(8)]
 
 
-def trainer_of(given: argparse.Namespace, stage: Any) -> HybridTrainer:
-    """Return a trainer of the model, without a predictor."""
+def trainer_of(given: argparse.Namespace, stage: Any, **more: Any) -> HybridTrainer:
+    """Return a trainer of the model, without a predictor; `more` are settings of `sharding`."""
     model = model_of(given)
-    own: dict[str, Any] = {"stage": stage, "check_weights": False}
+    own: dict[str, Any] = {"stage": stage, "check_weights": False, **more}
     if stage == "hybrid":
         own["shard_size"] = given.processes // 2
     config = {"train": {"device": "cpu"}, "plugins": {"sharding": own}}

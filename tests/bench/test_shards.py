@@ -40,6 +40,6 @@ def test_both_ways_make_the_same_computation(tmp_path: Path) -> None:
 def test_the_parts_of_a_save_are_measured(tmp_path: Path) -> None:
     sizes = ("--layers", "2", "--width", "64", "--rows", "4", "--rounds", "1")
     report, _, _ = measured("plugins/shard_saves.py", tmp_path, *sizes)
-    for processes in ("1", "4"):
+    for processes in ("1", "4", "4, the first writes"):
         assert min(report[processes].values()) > 0.0
     assert report["1"]["bytes"] == pytest.approx(report["4"]["bytes"], rel=0.01)

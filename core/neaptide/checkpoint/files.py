@@ -133,15 +133,15 @@ class Writer:
         self._folder = folder
         self._files: dict[str, HashedFile] = {}
 
-    def file(self, name: str) -> HashedFile:
-        """Create the data file `name` and open it for writing; the result is a context manager.
+    def file(self, name: str, kind: Callable[[Folder, str], Any] = HashedFile) -> HashedFile:
+        """Let `kind` create and open the data file `name`; the result is a context manager.
 
         Raises CheckpointError if `check_name` refuses the name, or if the file exists already.
         """
         if name in self._files:
             msg = f"the checkpoint already has a file {name!r}; choose another name"
             raise CheckpointError(msg)
-        self._files[name] = HashedFile(self._folder, check_name(name))
+        self._files[name] = kind(self._folder, check_name(name))
         return self._files[name]
 
     @property

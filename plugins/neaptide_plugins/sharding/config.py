@@ -14,6 +14,8 @@ Stage = Literal["replicate", 1, 2, 3, "hybrid"]
 """What each process has a part of, by the stages of ZeRO."""
 Offload = Literal["none", "cpu", "pinned"]
 """Where the rows of a process are between passes."""
+Saves = Literal["all", "first"]
+"""Which processes write a checkpoint."""
 DIVIDES: tuple[Stage, ...] = (2, 3, "hybrid")
 """The stages in which a process has rows of the weights between steps."""
 REGATHERS: tuple[Stage, ...] = (3, "hybrid")
@@ -58,6 +60,12 @@ class ShardingConfig:
         help="with the stages 2, 3 and `hybrid`, where a process has its rows of weights, "
         "gradients and state, and updates them: `none` on its GPU, `cpu` in RAM, `pinned` in "
         "pinned RAM, from which copies run beside the computation",
+    )
+    saves: Saves = field(
+        "all",
+        validator=in_(get_args(Saves)),
+        help="with all stages but `replicate`, which processes write a checkpoint: `all`, each its "
+        "rows, or `first`, which gets what the others have",
     )
     timeout: float = field(
         1800.0,

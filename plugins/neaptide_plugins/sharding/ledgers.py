@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from neaptide import PREDICT
 from neaptide_toolkit.optimizer_state import state_bytes
 from neaptide_toolkit.tensors import nested_tensors, tensor_bytes
 
@@ -19,14 +20,25 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide import Ledger, ParameterStore
+    from neaptide import Ledger, ParameterStore, Phase
     from neaptide.api.spans import Span
 
 
-def divided(
+def estimated(
+    ledger: Ledger, phase: Phase, model: nn.Module, store: ParameterStore, stage: Stage, size: int
+) -> Ledger:
+    """Return the ledger of one of `size` processes, from that of a run in one process."""
+    if stage != "replicate":
+        ledger = _divided(ledger, model, store, stage, size)
+    if isinstance(store, ShardStore) or phase is PREDICT:
+        return ledger
+    return _added_up_at_once(ledger, store, stage, size)
+
+
+def _divided(
     ledger: Ledger, model: nn.Module, store: ParameterStore, stage: Stage, size: int
 ) -> Ledger:
-    """Return the ledger of one of `size` processes, from that of a run in one process.
+    """Return the ledger of a process that has parts.
 
     The copy of the weights that undoes a jump stays whole.
     """
@@ -65,7 +77,7 @@ def divided(
     return ledger.add("sharding", kind, "device", held.in_backward(), ("backward",))
 
 
-def added_up(ledger: Ledger, store: ParameterStore, stage: Stage, size: int) -> Ledger:
+def _added_up_at_once(ledger: Ledger, store: ParameterStore, stage: Stage, size: int) -> Ledger:
     """Return `ledger` with the gradients that are added up at once, if they are not divided."""
     trained = [span.bytes for span in store.spans() if span.trainable]
     held = min(sum(trained), max(BUCKET, max(trained, default=0)))

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.ranks.group import Ranks
 
-OF = ("weight", "gradient", "state")
+SAVES = ("reach", "save")
+OF = ("weight", "gradient", "state", *SAVES)
 
 
 @attrs.frozen
 class LoanRequest:
-    """What a process asks for: a tensor of the span `number`, or its state."""
+    """What a process asks for: a tensor of the span `number`, or its state.
+
+    Or, of all processes, something for a save; then `number` is the process that asks.
+    """
 
     number: int
     of: str

@@ -7,7 +7,7 @@ any number of processes, any number can load it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,17 +16,19 @@ from neaptide.api.parameters import ParameterStore
 from neaptide_toolkit.offload.resident_store import ResidentStore
 
 from .leaving import leave_together
-from .meetings import LoanRequest, Meetings
+from .meetings import SAVES, LoanRequest, Meetings
 from .reducing import buckets
+from .rows import stand_in
+from .saves.shared_saves import SharedSaves
 from .state_parts import StateParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import _GeneratorContextManager
+    from contextlib import AbstractContextManager, _GeneratorContextManager
 
     from torch import nn
 
-    from neaptide.api.spans import Keeper, Mode, Span
+    from neaptide.api.spans import Keeper, Mode, Span, TensorOf
     from neaptide_toolkit.ranks.group import Ranks
 
 
@@ -35,6 +37,7 @@ class OptimizerShards(ResidentStore):
 
     Attributes:
         meetings: the exchanges of the processes. Each must be able to send rows.
+        saves: the part of this process in saves that all write.
         ended_by: the error that ends the run, if there is one; set before `close`.
     """
 
@@ -44,11 +47,39 @@ class OptimizerShards(ResidentStore):
         self._state = StateParts.of(optimizer, self.parameters, ranks)
         self._rows = self._state.rows
         self.meetings = Meetings(ranks, self._hand_out)
+        self.saves = SharedSaves(ranks, self.meetings, self._state, self._rows_of, ranks.size)
         self.ended_by: BaseException | None = None
 
+    def _rows_of(self, name: str) -> torch.Tensor:
+        return self._rows[name].own(self.parameters[name].detach())
+
     def _hand_out(self, request: LoanRequest, takers: Sequence[int]) -> Any:
+        if request.of in SAVES:
+            return self.saves.serve(request)
         name = [*self.parameters][request.number]
         return self._state.hand_out(name, takers, self._ranks)
+
+    @contextmanager
+    def lend(
+        self,
+        span: Span,
+        mode: Mode,
+        *,
+        of: TensorOf = "weight",
+        on: torch.device | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Lend the tensor; what all processes save, no memory stands for."""
+        if of == "weight" and self.saves.is_filling:
+            yield stand_in(span.dtype, span.shape)
+            return
+        with super().lend(span, mode, of=of, on=on) as lent:
+            yield lent
+
+    def optimizer_state(self) -> AbstractContextManager[dict[str, Any]]:
+        """Lend the optimizer's `state_dict`, gathered unless all processes save it."""
+        if self.saves.is_on:
+            return nullcontext(self.saves.outlined(self._numbered()))
+        return super().optimizer_state()
 
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None

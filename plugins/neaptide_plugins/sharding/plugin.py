@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from neaptide import PREDICT, Plugin, hookimpl
+from neaptide import Plugin, hookimpl
 from neaptide.api import rng
 from neaptide.api.phases import PHASES
 from neaptide.errors import DataError
@@ -16,10 +16,8 @@ from neaptide.run.signals import STOPPING
 from neaptide_toolkit.ranks import group as ranks
 from neaptide_toolkit.saved_form import counter
 
-from .config import REGATHERS, ShardingConfig
-from .copies import ModelCopies
-from .ledgers import added_up, divided
-from .offloading import RowsHome
+from .config import ShardingConfig
+from .ledgers import estimated
 from .optimizer_shards import OptimizerShards
 from .parts import part_of, summed, whole
 from .reducing import (
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
         AroundForward,
         AroundOptimizerStep,
         AroundPredict,
+        AroundSave,
         Jump,
         Ledger,
         Outcome,
@@ -95,10 +94,8 @@ class Sharding(Plugin[ShardingConfig]):
         if stage == 1:
             self._divided = OptimizerShards(model, optimizer, group)
         else:
-            copies = ModelCopies.of(self.config, group)
-            home = RowsHome.of(self.config, run, optimizer)
-            made = ShardStore(model, optimizer, copies, home, regather=stage in REGATHERS)
-            self._divided = self._shards = made
+            self._shards = ShardStore.of(self.config, model, optimizer, run, group)
+            self._divided = self._shards
         return self._divided
 
     @hookimpl
@@ -210,12 +207,15 @@ class Sharding(Plugin[ShardingConfig]):
         """Add the gradients that are added up at once."""
         if self._ranks is None:
             return ledger
-        stage = self.config.stage
-        if stage != "replicate":
-            ledger = divided(ledger, self._model, self._store, stage, self._ranks.size)
-        if self._shards is not None or phase is PREDICT:
-            return ledger
-        return added_up(ledger, self._store, stage, self._ranks.size)
+        own = self._model, self._store, self.config.stage, self._ranks.size
+        return estimated(ledger, phase, *own)
+
+    @hookimpl
+    def around_save(self) -> AroundSave | None:
+        """Let all processes write their rows of a checkpoint."""
+        if self._divided is None or self.config.saves == "first":
+            return None
+        return self._divided.saves.around(self._run)
 
     @hookimpl
     def on_run_end(self, error: BaseException | None) -> None:

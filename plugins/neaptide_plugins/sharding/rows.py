@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -34,6 +35,10 @@ class RowShare:
         """Return the first row of a process, and how many it has."""
         first = min(rank * self.chunk, self.shape[0])
         return first, min(self.chunk, self.shape[0] - first)
+
+    def offset(self, itemsize: int) -> int:
+        """Return how many bytes of the whole tensor are before this process's rows."""
+        return self.range_of(self.rank)[0] * torch.Size(self.shape[1:]).numel() * itemsize
 
     @property
     def own_shape(self) -> tuple[int, ...]:
@@ -70,6 +75,12 @@ def gathered(
             only = takers[0] if len(takers) == 1 else None
             ranks.gather(rows.padded(own.detach()), parts, only)
         return None if whole is None else whole.narrow(0, 0, rows.shape[0])
+
+
+def stand_in(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor without memory of its own; NaN, so that who computes with it finds out."""
+    value = math.nan if dtype.is_floating_point or dtype.is_complex else 0
+    return torch.full((), value, dtype=dtype, device="cpu").expand(shape)
 
 
 def is_part(value: Any, rows: RowShare) -> bool:

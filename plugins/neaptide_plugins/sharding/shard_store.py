@@ -7,7 +7,7 @@ of. Norms, scales and the optimizer's step work on the rows alone.
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,11 +18,15 @@ from neaptide.api.spans import Mode, Span, TensorOf
 from neaptide.errors import ModelError
 from neaptide.norms import norm_of
 
+from .config import REGATHERS
+from .copies import ModelCopies
 from .fully_sharded import fully_sharded, reshard
 from .leaving import leave_together
-from .meetings import LoanRequest, Meetings
+from .meetings import SAVES, LoanRequest, Meetings
+from .offloading import RowsHome
 from .reducing import WHOLE, Windows, checksum, checksum_of_tensors
-from .rows import gathered
+from .rows import gathered, stand_in
+from .saves.shared_saves import SharedSaves
 from .state_parts import StateParts
 
 if TYPE_CHECKING:
@@ -31,8 +35,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from .copies import ModelCopies
-    from .offloading import RowsHome
+    from neaptide import Run
+    from neaptide_toolkit.ranks.group import Ranks
+
+    from .config import ShardingConfig
 
 
 class ShardStore(ParameterStore):
@@ -44,6 +50,7 @@ class ShardStore(ParameterStore):
         meetings: the exchanges of the processes. Each must be able to send rows.
         order: a checksum of the units that have run in the present forward. What is gathered for
             one process is taken for the unit whose turn it is in another.
+        saves: the part of this process in saves that all write.
         ended_by: the error that ends the run, if there is one; set before `close`.
     """
 
@@ -73,7 +80,22 @@ class ShardStore(ParameterStore):
         for number, unit in enumerate(cast("list[nn.Module]", self._units)):
             unit.register_forward_pre_hook(partial(self._entered, number))
         self.meetings = Meetings(copies.every, self._hand_out)
+        size = copies.shards.size
+        self.saves = SharedSaves(copies.every, self.meetings, self._state, self._rows_of, size)
         self.ended_by: BaseException | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: ShardingConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        run: Run,
+        every: Ranks,
+    ) -> ShardStore:
+        """Divide the model among all processes as the settings say; see `ModelCopies.of`."""
+        copies, home = ModelCopies.of(config, every), RowsHome.of(config, run, optimizer)
+        return cls(model, optimizer, copies, home, regather=config.stage in REGATHERS)
 
     def spans(self) -> list[Span]:
         """Return one span per parameter, with its whole shape, in the order of the module."""
@@ -128,6 +150,9 @@ class ShardStore(ParameterStore):
         on: torch.device | None = None,
     ) -> Iterator[torch.Tensor]:
         """Lend the whole tensor, gathered. After a loan for writing each process has its rows."""
+        if of == "weight" and self.saves.is_filling:
+            yield stand_in(span.dtype, span.shape)
+            return
         if of == "gradient" and not self.has_gradient(span):
             if mode == "read":
                 raise KeyError(span.name)
@@ -151,11 +176,19 @@ class ShardStore(ParameterStore):
         """Lend the optimizer's state of the whole parameter, gathered."""
         return self._state.lend(span, mode, on, self.meetings)
 
+    def optimizer_state(self) -> AbstractContextManager[dict[str, Any]]:
+        """Lend the optimizer's `state_dict`, gathered unless all processes save it."""
+        if self.saves.is_on:
+            return nullcontext(self.saves.outlined(self._numbered()))
+        return super().optimizer_state()
+
     def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the state of whole parameters; keep the rows of this process."""
         self._state.load(state, read, self._numbered())
 
     def _hand_out(self, request: LoanRequest, takers: Sequence[int]) -> Any:
+        if request.of in SAVES:
+            return self.saves.serve(request)
         name, shards = [*self.parameters][request.number], self.copies.shards
         takers = self.copies.inside(takers)
         if not takers:  # another copy has all of it
@@ -163,6 +196,9 @@ class ShardStore(ParameterStore):
         if request.of == "state":
             return self._state.hand_out(name, takers, shards)
         return gathered(self._own(name, request.of), self._rows[name], takers, shards)
+
+    def _rows_of(self, name: str) -> torch.Tensor:
+        return self._own(name, "weight")
 
     def _own(self, name: str, of: str) -> torch.Tensor:
         """Return the rows of this process, in place."""

@@ -11,7 +11,7 @@ import torch
 from neaptide.tensors import mapped
 
 from .meetings import LoanRequest
-from .rows import RowShare, gathered, is_part, part_of_entry
+from .rows import RowShare, gathered, is_part, part_of_entry, stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,6 +65,18 @@ class StateParts:
             for key, value in entry.items():
                 if isinstance(value, torch.Tensor):
                     entry[key] = value.cpu()
+
+    def part(self, name: str, key: str) -> torch.Tensor:
+        """Return this process's rows of an entry."""
+        found: torch.Tensor = self._entry(name)[key]
+        return found
+
+    def outline(self, name: str) -> tuple[dict[str, Any], list[str]]:
+        """Return the state of a whole parameter, with stand-ins for what is divided; their keys."""
+        entry, rows = self._entry(name), self.rows[name]
+        keys = [key for key, value in entry.items() if is_part(value, rows)]
+        parts = {key: stand_in(entry[key].dtype, rows.shape) for key in keys}
+        return {**entry, **parts}, keys
 
     def hand_out(self, name: str, takers: Sequence[int], ranks: Ranks) -> dict[str, Any]:
         """Return the state of a whole parameter, in those processes that take it."""

@@ -34,7 +34,7 @@ _NUMBERS = 8
 _APART = "are at different places of the run"
 PLACES = (
     *("start", "train", "probe", "evaluate", "update", "jump"),
-    *("forward", "backward", "loan", "written", "norm", "end"),
+    *("forward", "backward", "loan", "written", "saved", "norm", "end"),
 )
 
 
@@ -135,6 +135,17 @@ class Ranks:
             else:
                 taken = parts and [_bytes(part) for part in parts]
                 dist.gather(_bytes(own), taken, group=self.group, group_dst=only)
+
+    def tell(self, data: bytes, first: int) -> bytes:
+        """Return the bytes that process `first` gives, in all processes."""
+        size = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
+        with _told():
+            dist.broadcast(size, group=self.group, group_src=first)
+            held = torch.empty(int(size), dtype=torch.uint8, device="cpu")
+            if self.rank == first:
+                held = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            dist.broadcast(held, group=self.group, group_src=first)
+        return held.numpy().tobytes()
 
     def share_generator(self, device: torch.device) -> None:
         """Give the generator of this process's device the state of that of the first process.

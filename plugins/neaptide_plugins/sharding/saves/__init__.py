@@ -1,0 +1,1 @@
+"""Saves to which each process writes its rows: the files are those that one process writes."""

@@ -48,7 +48,9 @@ def write_rows(self, directory, files):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-if rank == os.environ["RANK"]:
+if rank == os.environ["RANK"] and case == "stale":
+    shared_saves._digests = lambda place, names: dict.fromkeys(names, "5" * 64)
+elif rank == os.environ["RANK"]:
     own._write_rows = write_rows
     if case == "apart":
         shared_saves._inode = lambda directory: -1
@@ -189,6 +191,15 @@ def test_processes_that_do_not_find_the_directory_are_told_of_and_write_nothing(
     newest = folder / "apart" / "checkpoints" / "step-00000024"
     assert [] == verify(newest)
     assert 24 == len([phase for phase, _ in rows(folder / "apart")]) - 2  # and two jumps
+
+
+@pytest.mark.slow
+def test_nodes_that_read_different_bytes_of_a_file_fail_the_save(folder: Path) -> None:
+    run = failing(folder, "stale", 1)
+    done = failed(folder, 2, "--set=run.dir=stale", *stage_of("3"), run=run, nodes=2)
+    assert [1, 1] == [one.returncode for one in done]  # the last save was to be the result
+    assert "read different bytes of one file" in done[0].stderr
+    assert [] == [*(folder / "stale" / "checkpoints").iterdir()]
 
 
 @pytest.mark.parametrize("stage", [3, pytest.param(1, marks=pytest.mark.slow)])

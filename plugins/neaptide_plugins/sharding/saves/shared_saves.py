@@ -183,18 +183,24 @@ class SharedSaves:
         """
         place, what = json.loads(self.ranks.tell(self._told, request.number))
         if request.of == "reach":
-            own = [_inode(Path(place)) == what]
-            found = self.ranks.exchange("saved", own)
+            found = self.ranks.exchange("saved", [_inode(Path(place)) == what])
             return [rank for rank, (there,) in enumerate(found) if not there]
         asks = request.number == self.ranks.rank
         if not self._agree(_failing(partial(self._write_rows, Path(place), what)), asks=asks):
             return []
         digests: dict[str, str] = {}
-        own_files = [name for name, _ in what][self.ranks.rank :: self.ranks.size]
-        problem = _failing(lambda: digests.update(_digests(Path(place), own_files)))
-        if not self._agree(problem, asks=asks):
+        names = [name for name, _ in what]
+        own = [name for one, name in enumerate(names) if self.ranks.rank in self._readers(one)]
+        if not self._agree(_failing(lambda: digests.update(_digests(Path(place), own))), asks=asks):
             return []
-        return [self._digest_of_all(one, digests.get(name)) for one, (name, _) in enumerate(what)]
+        told = [self._told_digests(digests.get(name)) for name in names]
+        return [self._same(number, rows) for number, rows in enumerate(told)] if asks else []
+
+    def _readers(self, number: int) -> set[int]:
+        """Return the processes that read a file: with several nodes two, which see the same."""
+        first, size = number % self.ranks.size, self.ranks.size
+        is_one_node = os.environ.get("LOCAL_WORLD_SIZE", str(size)) == str(size)
+        return {first} if is_one_node else {first, (first + size // 2) % size}
 
     def _agree(self, problem: int, *, asks: bool) -> bool:
         """Tell the others whether this process has failed; return whether none has.
@@ -209,12 +215,24 @@ class SharedSaves:
                 raise OSError(number, told)
         return not any(problems)
 
-    def _digest_of_all(self, number: int, own: str | None) -> str:
-        """Return the digest of a file, which process `number` has computed."""
+    def _told_digests(self, own: str | None) -> list[str]:
+        """Return the digest of a file that each process has computed; zeros if it has none."""
         mask = (1 << _BITS) - 1
         parts = [int(own or "0", 16) >> _BITS * place & mask for place in range(_NUMBERS)]
-        row = self.ranks.exchange("saved", parts)[number % self.ranks.size]
-        return f"{sum(int(part) << _BITS * place for place, part in enumerate(row)):064x}"
+        rows = self.ranks.exchange("saved", parts)
+        return [f"{sum(int(one) << _BITS * i for i, one in enumerate(row)):064x}" for row in rows]
+
+    def _same(self, number: int, digests: Sequence[str]) -> str:
+        """Return the digest of a file; OSError if two processes have read different bytes."""
+        readers = sorted(self._readers(number))
+        if len({digests[rank] for rank in readers}) > 1:
+            told = (
+                f"processes {' and '.join(map(str, readers))} read different bytes of one file, so "
+                f'the file system does not keep what several write; set saves = "first" @ '
+                f"plugins.sharding.saves"
+            )
+            raise OSError(errno.EIO, told)
+        return digests[readers[0]]
 
     def _write_rows(self, directory: Path, files: Sequence[Any]) -> None:
         """Write this process's rows of what its copy of the model writes."""

@@ -50,9 +50,11 @@ def saving(given: argparse.Namespace) -> dict[str, float]:
         def one(name: str, work: Any) -> None:
             """Let the first process work; the others send their rows at the next step."""
             if first:
-                began = time.perf_counter()
+                before, began = _most_bytes(reset=True), time.perf_counter()
                 work()
                 taken.setdefault(name, []).append(time.perf_counter() - began)
+                if name.startswith("save"):
+                    taken.setdefault("more", []).append(max(1, _most_bytes() - before))
             trainer.step(batch)
 
         trainer.step(batch)
@@ -60,10 +62,8 @@ def saving(given: argparse.Namespace) -> dict[str, float]:
         for _ in range(given.rounds):
             for name, place in places.items():
                 target = place / "shards-saved"
-                before = _most_bytes(reset=True)
                 one(f"save_{name}", lambda to=target: trainer.save(to))
                 if first:
-                    taken.setdefault("more", []).append(_most_bytes() - before)
                     saved = sum(each.stat().st_size for each in target.iterdir())
                     shutil.rmtree(target)
             one("gather", gather)

@@ -7,10 +7,17 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from several_runs import digest, failed, trained
+from support import DEVICE
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 
+from neaptide import HybridTrainer
 from neaptide.errors import ConfigError
 from neaptide.hooks.enabling import configured
+from neaptide_plugins.sharding.config import ShardingConfig
+from neaptide_plugins.sharding.offloading import RowsHome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,3 +45,24 @@ def test_a_process_that_has_all_weights_has_no_rows_to_move(stage: str | int) ->
     assert 'needs stage = 2, 3 or "hybrid"' in told
     assert json.dumps("cpu").strip('"') in told
     assert 1 == len(told.splitlines())
+
+
+@pytest.mark.parametrize("where", ["cpu", DEVICE])
+@pytest.mark.parametrize("offload", ["none", "cpu", "pinned"])
+def test_rows_are_in_ram_where_there_is_another_memory(where: str, offload: str) -> None:
+    model = nn.Linear(2, 2).to(where)
+    moves = offload != "none" and model.weight.device.type != "cpu"
+    config = ShardingConfig(stage=3, offload=offload)  # type: ignore[arg-type]  # of a list
+    for more in ({}, {"capturable": True}):
+        optimizer = torch.optim.AdamW(model.parameters(), **more)  # type: ignore[arg-type]
+        with HybridTrainer(model, optimizer, loss_fn=lambda net, one: net(one).sum()) as trainer:
+            run = trainer._session.run
+            if moves and more:
+                with pytest.raises(ConfigError, match="AdamW has capturable = true"):
+                    RowsHome.of(config, run, optimizer)
+                continue
+            home = RowsHome.of(config, run, optimizer)
+        assert ("host" if moves else "device") == home.tier
+        policy = home.policy()
+        assert moves == isinstance(policy, CPUOffloadPolicy)
+        assert (offload == "pinned" and moves) == getattr(policy, "pin_memory", False)

@@ -7,7 +7,7 @@ any number of processes, any number can load it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from .state_parts import StateParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager, _GeneratorContextManager
+    from contextlib import _GeneratorContextManager
 
     from torch import nn
 
@@ -75,11 +75,14 @@ class OptimizerShards(ResidentStore):
         with super().lend(span, mode, of=of, on=on) as lent:
             yield lent
 
-    def optimizer_state(self) -> AbstractContextManager[dict[str, Any]]:
+    @contextmanager
+    def optimizer_state(self) -> Iterator[dict[str, Any]]:
         """Lend the optimizer's `state_dict`, gathered unless all processes save it."""
         if self.saves.is_on:
-            return nullcontext(self.saves.outlined(self._numbered()))
-        return super().optimizer_state()
+            yield self.saves.outlined(self._numbered())
+            return
+        with super().optimizer_state() as whole:
+            yield whole
 
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None

@@ -7,7 +7,7 @@ of. Norms, scales and the optimizer's step work on the rows alone.
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -176,11 +176,14 @@ class ShardStore(ParameterStore):
         """Lend the optimizer's state of the whole parameter, gathered."""
         return self._state.lend(span, mode, on, self.meetings)
 
-    def optimizer_state(self) -> AbstractContextManager[dict[str, Any]]:
+    @contextmanager
+    def optimizer_state(self) -> Iterator[dict[str, Any]]:
         """Lend the optimizer's `state_dict`, gathered unless all processes save it."""
         if self.saves.is_on:
-            return nullcontext(self.saves.outlined(self._numbered()))
-        return super().optimizer_state()
+            yield self.saves.outlined(self._numbered())
+            return
+        with super().optimizer_state() as whole:
+            yield whole
 
     def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the state of whole parameters; keep the rows of this process."""

@@ -37,6 +37,7 @@ ELSEWHERE = (
             "plugins/profiler/test_listing",
             "plugins/sharding/test_hybrid",
             "plugins/sharding/test_runs",
+            "plugins/sharding/test_shared_saves",
             "toolkit/dry_run/test_processes",
             "toolkit/test_losses",
         )

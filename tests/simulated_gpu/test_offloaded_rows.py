@@ -213,8 +213,10 @@ def test_the_gpu_holds_what_is_estimated_and_planned(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_the_page_says_how_each_plugin_trains(name: str, tmp_path: Path) -> None:
-    (found,) = compared(name, tmp_path, (IN_RAM,))
     told = table()[name][-1]
+    if told == "not tried":
+        pytest.skip("it takes too long on the simulated GPU")
+    (found,) = compared(name, tmp_path, (IN_RAM,))
     if "refused" in told or "refused" in found:
         assert told == found
     else:

@@ -18,7 +18,6 @@ from neaptide_toolkit.offload.resident_store import ResidentStore
 from .leaving import leave_together
 from .meetings import SAVES, LoanRequest, Meetings
 from .reducing import buckets
-from .rows import stand_in
 from .saves.shared_saves import SharedSaves
 from .state_parts import StateParts
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from neaptide.api.spans import Keeper, Mode, Span, TensorOf
+    from neaptide.api.spans import Keeper, Mode, Span
     from neaptide_toolkit.ranks.group import Ranks
 
 
@@ -47,33 +46,15 @@ class OptimizerShards(ResidentStore):
         self._state = StateParts.of(optimizer, self.parameters, ranks)
         self._rows = self._state.rows
         self.meetings = Meetings(ranks, self._hand_out)
-        self.saves = SharedSaves(ranks, self.meetings, self._state, self._rows_of, ranks.size)
+        # A plugin may write other weights here before this process hears of a save.
+        self.saves = SharedSaves(ranks, self.meetings, self._state, None, ranks.size)
         self.ended_by: BaseException | None = None
-
-    def _rows_of(self, name: str) -> torch.Tensor:
-        return self._rows[name].own(self.parameters[name].detach())
 
     def _hand_out(self, request: LoanRequest, takers: Sequence[int]) -> Any:
         if request.of in SAVES:
             return self.saves.serve(request)
         name = [*self.parameters][request.number]
         return self._state.hand_out(name, takers, self._ranks)
-
-    @contextmanager
-    def lend(
-        self,
-        span: Span,
-        mode: Mode,
-        *,
-        of: TensorOf = "weight",
-        on: torch.device | None = None,
-    ) -> Iterator[torch.Tensor]:
-        """Lend the tensor; what all processes save, no memory stands for."""
-        if of == "weight" and self.saves.is_filling:
-            yield stand_in(span.dtype, span.shape)
-            return
-        with super().lend(span, mode, of=of, on=on) as lent:
-            yield lent
 
     @contextmanager
     def optimizer_state(self) -> Iterator[dict[str, Any]]:

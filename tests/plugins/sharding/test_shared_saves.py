@@ -213,7 +213,7 @@ def test_the_first_process_holds_no_state_of_others(tmp_path: Path, stage: int) 
         more[saves] = int(done[0].stdout)
         assert [] == verify(tmp_path / f"saved-{stage}-{saves}")
     assert more["first"] >= 0.9 * state
-    assert more["all"] <= more["first"] - 0.5 * state
+    assert more["all"] <= more["first"] - 0.4 * state
     both = [files_of(tmp_path / f"saved-{stage}-{saves}") for saves in more]
     for name in ("weights.safetensors", "optimizer.safetensors"):
         assert both[0][name] == both[1][name]

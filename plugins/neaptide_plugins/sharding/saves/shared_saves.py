@@ -58,14 +58,14 @@ class SharedSaves:
         ranks: all processes.
         meetings: their exchanges.
         state: the rows of the optimizer's state.
-        weight: returns this process's rows of a weight, by its name.
+        weight: returns this process's rows of a weight, by its name; None if it has all of them.
         size: how many processes have a copy of the model. Each copy writes some of the tensors.
     """
 
     ranks: Ranks
     meetings: Meetings
     state: StateParts
-    weight: Callable[[str], torch.Tensor]
+    weight: Callable[[str], torch.Tensor] | None
     size: int
     _directory: Path | None = None
     _apart: dict[str, dict[str, tuple[int, str]]] = attrs.field(factory=dict)
@@ -152,7 +152,8 @@ class SharedSaves:
         if directory != self._directory:  # frozen weights, to which the checkpoint refers
             at_once(directory, context, fill)
             return
-        self._apart[WEIGHTS] = {name: (one, "") for name, one in self.state.numbers.items()}
+        if self.weight is not None:
+            self._apart[WEIGHTS] = {name: (one, "") for name, one in self.state.numbers.items()}
         with context as writer:
             files = SharedFiles(writer, self._apart)
             self._filling = True
@@ -234,6 +235,10 @@ class SharedSaves:
             raise OSError(errno.EIO, told)
         return digests[readers[0]]
 
+    def _rows_of(self, name: str) -> torch.Tensor:
+        assert self.weight is not None, "weights are left out if they are divided"
+        return self.weight(name)
+
     def _write_rows(self, directory: Path, files: Sequence[Any]) -> None:
         """Write this process's rows of what its copy of the model writes."""
         names, copies = [*self.state.numbers], self.ranks.size // self.size
@@ -243,7 +248,7 @@ class SharedSaves:
                 with os.fdopen(folder.open(file, os.O_WRONLY), "wb") as opened:
                     for number, key, start in own:
                         name = names[number]
-                        rows = self.state.part(name, key) if key else self.weight(name)
+                        rows = self.state.part(name, key) if key else self._rows_of(name)
                         opened.seek(start + self.state.rows[name].offset(rows.dtype.itemsize))
                         for piece in pieces(rows):
                             opened.write(piece)

@@ -15,7 +15,7 @@ from .arguments import (
 )
 from .blocks import find_blocks
 from .call_context import Buffers, BuffersBefore, CallContext, in_autocast
-from .parts import Parts, parts_of
+from .parts import KeptParts, parts_of
 from .patch import Patch, eager
 from .torchs_checkpoint import in_torchs_checkpoint
 from .transforms import check_no_transform, other_derivative
@@ -27,8 +27,8 @@ __all__ = [
     "CallContext",
     "ChangedInPlaceError",
     "KeptArgument",
+    "KeptParts",
     "Output",
-    "Parts",
     "Patch",
     "attributes_of",
     "check_no_transform",

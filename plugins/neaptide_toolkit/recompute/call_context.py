@@ -12,7 +12,7 @@ from neaptide.devices import api_in_use
 from neaptide.errors import ModelError
 from neaptide.text import one_line
 
-from .parts import Parts
+from .parts import KeptParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,8 @@ class Buffers:
     module: nn.Module
     changing: set[tuple[nn.Module, str]] = attrs.field(factory=set)
     called: bool = False
-    parts: Parts = attrs.field(
-        init=False, default=attrs.Factory(lambda self: Parts(self.module), takes_self=True)
+    parts: KeptParts = attrs.field(
+        init=False, default=attrs.Factory(lambda self: KeptParts(self.module), takes_self=True)
     )
 
     __repr__ = one_line

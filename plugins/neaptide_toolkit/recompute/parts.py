@@ -23,7 +23,7 @@ def parts_of(module: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-class Parts:
+class KeptParts:
     """The modules of a block, which are searched again only after a change."""
 
     def __init__(self, module: nn.Module) -> None:

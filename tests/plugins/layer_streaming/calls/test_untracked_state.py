@@ -13,7 +13,7 @@ from neaptide_plugins.layer_streaming.calls.untracked_state import (
     UntrackedState,
     learn_moves,
 )
-from neaptide_toolkit.recompute import Parts, parts_of
+from neaptide_toolkit.recompute import KeptParts, parts_of
 
 DRAWS = {
     "python": random.random,
@@ -121,7 +121,7 @@ def test_the_generator_of_python_is_the_same_after_it_was_brought_back() -> None
 
 def test_parts_are_searched_again_after_a_change() -> None:
     module = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU()))
-    parts = Parts(module)
+    parts = KeptParts(module)
     assert parts.now() is parts.now()
     for change in (
         lambda: module.append(nn.Dropout()),

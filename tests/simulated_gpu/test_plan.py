@@ -14,6 +14,8 @@ from torch import nn
 
 from neaptide import HybridTrainer, Task
 from neaptide.hooks.enabling import configured
+from neaptide.run.fit import FITTING
+from neaptide_toolkit.dry_run.held import HeldBack, reserved
 from neaptide_toolkit.dry_run.running import dry_run
 from neaptide_toolkit.machine.profiles import Rates
 from neaptide_toolkit.offload import mapped_slabs, slab_bytes
@@ -67,6 +69,44 @@ def test_the_memory_is_that_of_the_run(stack: str) -> None:
     assert max(found.bytes for found in steps) == pytest.approx(peak, rel=0.06)
     assert max(found.bytes for found in log.peaks("pages").values()) == slabs
     assert log.reserved() == pytest.approx(reserved, rel=0.1)
+
+
+def long_batches(length: int, width: int) -> list[torch.Tensor]:
+    return [torch.empty(1, length, width)] * 3
+
+
+def reserved_by(config: Any, batches: list[torch.Tensor]) -> int:
+    """Return the bytes that a run reserves which steps as `trainer.fit` does."""
+    with HybridTrainer.from_config(config) as trainer:
+        trainer.run.stash.set(FITTING, object())
+        for batch in batches:
+            trainer.step(batch, phase="full")
+        trainer.run.stash.set(FITTING, None)
+        return torch.cuda.max_memory_reserved()
+
+
+def test_memory_that_a_copy_still_uses_is_not_taken_again() -> None:
+    sizes = {"length": 8_192, "width": WIDTH}
+    streaming = {"resident": 0, "update": "in_backward", "inputs": "host"}
+    whole = {
+        "model": {"name": f"{kinds.__name__}:deep", "options": {"width": WIDTH, "layers": 4}},
+        "optimizer": {"name": "sgd"},  # AdamW's step makes the host wait
+        "data": {"name": f"{__name__}:long_batches", "options": sizes},
+        "plugins": {"layer-streaming": streaming},
+        "train": {"device": "cuda", "check_finite": False},
+    }
+    config, rates = configured(whole, ())[0], simulated_gpu.rates()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    with simulated_gpu.fake_data():
+        taken = reserved_by(config, long_batches(**sizes)) - before
+        gc.collect()
+    given = Rates(**{field.name: rates[field.name] for field in attrs.fields(Rates)})
+    log = dry_run(config, [given], "cuda").allocations
+    assert log.reserved() == pytest.approx(taken, rel=0.01)
+    assert reserved(log.changes, HeldBack(), 0) < 0.95 * taken
 
 
 def seconds(config: Any) -> float:

@@ -44,7 +44,7 @@ DataLoaders change no weight; other objects say so with the attribute `leaves_we
 """
 
 
-def _leave_weights(data: Data, observe: Observer | None) -> bool:
+def leave_weights(data: Data, observe: Observer | None) -> bool:
     """Return whether neither changes weights between two steps."""
     return all(
         source is None
@@ -107,7 +107,7 @@ class Fit:
         resumed = self._resume(resume, allow_changes=allow_changes)
         self._began = session.state.step, session.state.batches
         session.begin()  # also if no step is left
-        if _leave_weights(self._data, self._observe):
+        if leave_weights(self._data, self._observe):
             session.run.stash.set(FITTING, object())
         feed = Feed(self._data.train, session.data_state if resumed else None)
         with stop_on_signals() as self._stop, errors.ended_by(session.store.drain):

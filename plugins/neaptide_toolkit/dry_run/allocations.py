@@ -13,7 +13,7 @@ import torch
 
 from neaptide_toolkit.offload.disk import FilePages
 
-from .caching import CachingAllocator
+from .held import HeldBack, reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,6 +40,8 @@ class Holding:
     bytes: int = 0
     born: int = 0
     """How many changes the log had when it was made."""
+    until: tuple[Callable[[], Any], ...] = ()
+    """Each returns when the copies end that use it. Freed memory waits for them."""
 
 
 class LogEntry(NamedTuple):
@@ -102,6 +104,7 @@ class AllocationLog:
         during: the part of the run that is going on.
         kind: what a new piece is said to be for.
         changes: in order.
+        held: which frees of them have an effect later.
         now: bytes in each place.
     """
 
@@ -110,6 +113,7 @@ class AllocationLog:
         self.now: Counter[Where] = Counter()
         self._accelerated, self._check = accelerated, check
         self.changes = _Entries()
+        self.held = HeldBack()
         self._pieces: dict[int, Holding] = {}
 
     def made(
@@ -141,12 +145,13 @@ class AllocationLog:
             twin = self._hold(new.untyped_storage(), attrs.evolve(self._pieces[address], bytes=0))
             twins[id(self._pieces[address])] = twin
         before = self.during
-        for change in self.changes[since:until]:
+        for place, change in enumerate(self.changes[since:until], since):
             piece = change.piece
             if id(piece) not in twins and piece.born >= since and not piece.bytes:
                 twins[id(piece)] = attrs.evolve(piece)
             if id(piece) in twins:
                 self.during = change.during
+                self.held.repeat(place, len(self.changes))
                 self._change(twins[id(piece)], change.bytes)
         self.during = before
 
@@ -178,6 +183,12 @@ class AllocationLog:
         weakref.finalize(pages, self._change, piece, -len(pages)).atexit = False
         self._pieces[flat.untyped_storage()._cdata] = piece  # noqa: SLF001
         self._check(self.now)
+
+    def hold(self, tensor: torch.Tensor, until: Callable[[], Any]) -> None:
+        """Note that copies use a tensor; `until` is asked for their end when it is freed."""
+        piece = self._pieces.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        if piece is not None and piece.where == "device":
+            piece.until += (until,)
 
     def name(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Say what the memory of tensors is for, also for the time before."""
@@ -230,20 +241,12 @@ class AllocationLog:
                 found[kind] = max(found.get(kind, 0), now[kind])
         return found
 
-    def reserved(self) -> int:
-        """Return the bytes that PyTorch's caching allocator takes for all changes on the device."""
-        allocator = CachingAllocator()
-        chunks: dict[int, Any] = {}
-        sizes: Counter[int] = Counter()
-        for change in self.changes:
-            if change.piece.where == "device":
-                piece = id(change.piece)
-                if piece in chunks:
-                    allocator.free(chunks.pop(piece))
-                sizes[piece] += change.bytes
-                if sizes[piece]:
-                    chunks[piece] = allocator.allocate(sizes[piece])
-        return allocator.reserved
+    def reserved(self, machine: int = 0) -> int:
+        """Return the bytes that PyTorch's caching allocator takes for all changes on the device.
+
+        `machine` is the place of the machine whose clock says when copies end.
+        """
+        return reserved(self.changes, self.held, machine)
 
     def _hold(self, storage: torch.UntypedStorage, piece: Holding) -> Holding:
         address = storage._cdata  # noqa: SLF001 - as above
@@ -253,10 +256,14 @@ class AllocationLog:
 
     def _freed(self, address: int, piece: Holding) -> None:
         self._pieces.pop(address, None)
+        if piece.until and piece.bytes:
+            self.held.freed(len(self.changes), piece.until)
         self._change(piece, -piece.bytes)
 
     def _change(self, piece: Holding, nbytes: int) -> None:
         piece.bytes += nbytes
         self.now[piece.where] += nbytes
+        if nbytes > 0 and piece.where == "device":
+            self.held.allocated(len(self.changes))
         if nbytes:
             self.changes.append(piece, nbytes, self.during)

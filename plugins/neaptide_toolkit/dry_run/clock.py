@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 COMPUTE, HOST, DISK = "compute", "host", "disk"
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}  # noqa: SLF001 - `to`
 _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - the operation of `Tensor.item`
+_UNWRITTEN = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+"""Memory alone: no kernel runs."""
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -73,6 +81,7 @@ class Clock:
         busy, waited: as in `Times`, of the present count.
         written: bytes that the present count has written to the disk.
         sent: bytes that it has sent to other processes, by collective.
+        held: called with a tensor that a copy uses, and a function that returns when it ends.
         before: called with an operation, the tensors in its arguments and its results, before it is
             counted.
     """
@@ -88,6 +97,7 @@ class Clock:
         start: Any = np.zeros(len(machines))
         self.now = self.disk_free = self.enqueued = self.started = start
         self.before: Callable[[Any, list[torch.Tensor], Any], None] = lambda *_: None
+        self.held: Callable[[torch.Tensor, Callable[[], Any]], None] = lambda *_: None
         self.sent: Counter[str] = Counter()
         self.busy: defaultdict[str, Any] = defaultdict(lambda: start)
         self.waited: defaultdict[str, Any] = defaultdict(lambda: start)
@@ -124,6 +134,8 @@ class Clock:
         what it changed.
         """
         self.before(operation, given, made)
+        if operation in _UNWRITTEN:
+            return
         given = given + nested_tensors(made)
         moved = sum(one.numel() * one.element_size() for one in given)
         rates = self._rates
@@ -235,8 +247,9 @@ class CopyTicket:
         self._clock.wait(self._lane, self.end)
 
     def finish(self) -> None:
-        """Let the computation wait, because the host waits."""
+        """Let the host wait, and so what it enqueues later."""
         self.wait()
+        self._clock.enqueued = np.maximum(self._clock.enqueued, self.end)
 
 
 class ClockedLane:
@@ -278,7 +291,8 @@ class ClockedLane:
         return CopyTicket(clock, self._name, self._free)
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Do nothing: the copy has run."""
+        """Tell the clock's listener that copies use the tensor until the lane is free."""
+        self._clock.held(tensor, lambda: self._free)
 
     def close(self) -> None:
         """Do nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from neaptide import HybridTrainer
 from neaptide.errors import DataError, NeaptideError, PluginError, described
 from neaptide.hooks.registry import installed_plugins
 from neaptide.run import assembly
+from neaptide.run.fit import FITTING, leave_weights
 from neaptide_kernels.parts import parts_by
 from neaptide_toolkit.machine import profiles
 from neaptide_toolkit.machine.pretended import as_if
@@ -112,7 +112,7 @@ def dry_run(
     """
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated, check=check)
-    clock = Clock(machines or [profiles.load(_ANY).rates], log.is_on_host, log.is_on_disk)
+    clock = _clock(machines, log)
     own, rows = (
         OwnOps(lambda one: accelerated and not log.is_on_host(one)),
         RowsToGather(clock, log),
@@ -149,13 +149,7 @@ def dry_run(
         trainer = inside.enter_context(HybridTrainer.from_config(_prepared(config, kind)))
         if accelerated:
             as_cuda_steps(trainer.optimizer, log)
-        with _disable_current_modes():  # data have values
-            data = assembly.build_data(config, trainer.hooks)
-            batches = [*islice(cycle(data.train), _STEPS)]
-            evaluated = None if data.validation is None else [*islice(data.validation, 1)]
-        if not batches:
-            msg = "the training data gave no batch @ data.name"
-            raise DataError(msg)
+        batches, evaluated = _batches(config, trainer)
         trainer.run.timeline.listen(_listener(log, trainer, mode))
 
         def train(batch: Any, phase: str) -> StepResult:
@@ -178,7 +172,7 @@ def dry_run(
             times=times,
             written=written,
             tokens=result.tokens,
-            process=psutil.Process(os.getpid()).memory_info().rss,
+            process=psutil.Process().memory_info().rss,
             assumptions=(*mode.assumptions, *([_NO_JUMP] if jumped is False else [])),
             jumped=jumped,
             sent=sent,
@@ -188,6 +182,30 @@ def dry_run(
 def _either(*ways: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
     """Return what returns the first call that one of `ways` returns, or None."""
     return lambda *work: next(filter(None, (way(*work) for way in ways)), None)
+
+
+def _clock(machines: Sequence[Rates], log: AllocationLog) -> Clock:
+    clock = Clock(machines or [profiles.load(_ANY).rates], log.is_on_host, log.is_on_disk)
+    clock.held, log.held.now = log.hold, lambda: clock.enqueued
+    return clock
+
+
+def _batches(config: RunConfig, trainer: HybridTrainer) -> tuple[list[Any], list[Any] | None]:
+    """Return what is trained, and what is evaluated, if anything is. Steps are as in a fit.
+
+    Raises:
+        DataError: there is nothing to train.
+    """
+    with _disable_current_modes():  # data have values
+        data = assembly.build_data(config, trainer.hooks)
+        batches = [*islice(cycle(data.train), _STEPS)]
+        evaluated = None if data.validation is None else [*islice(data.validation, 1)]
+    if not batches:
+        msg = "the training data gave no batch @ data.name"
+        raise DataError(msg)
+    if leave_weights(data, None):
+        trainer.run.stash.set(FITTING, object())
+    return batches, evaluated
 
 
 @contextmanager

@@ -100,10 +100,10 @@ class Unknown(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         unknown = any(map(self.is_unknown, given))
         func = self._backward.instead_of(func, args, kwargs)
         kind = kind_of(func)
-        if func is _READ and unknown:
+        if func is _READ:
             self._ran(func, args, given, ())
-            return self.read(args[0])
-        if func is _READ or kind == "view" or _is_on_meta(given, kwargs):
+            return self.read(args[0]) if unknown else func(*args, **kwargs)
+        if kind == "view" or _is_on_meta(given, kwargs):
             return func(*args, **kwargs)
         if kind == "tells":
             self._take_inside(func, args, None, given)

@@ -89,7 +89,12 @@ def plans(
         with with_ram(host):
             done = dry_run(config, rates, first.kind, check, processes)
         times = done.times or (None,)
-        found.append([_plan(done, one, spent) for one, spent in zip(targets, times, strict=True)])
+        found.append(
+            [
+                _plan(done, place, *each)
+                for place, each in enumerate(zip(targets, times, strict=True))
+            ]
+        )
     return [*map(_worst, *found)]
 
 
@@ -106,12 +111,12 @@ def _worst(plan: Plan, *others: Plan) -> Plan:
     return attrs.evolve(most, **{name: getattr(slowest, name) for name in timed})
 
 
-def _plan(done: DryRun, target: PlannedMachine, spent: Times | None) -> Plan:
+def _plan(done: DryRun, place: int, target: PlannedMachine, spent: Times | None) -> Plan:
     seconds, busy = (None, {}) if spent is None else (spent.seconds, spent.busy)
     tokens = done.tokens / seconds if seconds and done.tokens is not None else None
     return Plan(
         machine=target.name,
-        tiers=_tiers(done, target),
+        tiers=_tiers(done, target, place),
         seconds_per_step=seconds,
         tokens_per_second=tokens,
         bound_by=max(busy, key=lambda engine: busy[engine], default=None),
@@ -169,7 +174,7 @@ def plan_if_fits(config: RunConfig, target: PlannedMachine, end: float = math.in
     return made
 
 
-def _tiers(done: DryRun, target: PlannedMachine) -> dict[str, TierPlan]:
+def _tiers(done: DryRun, target: PlannedMachine, place: int) -> dict[str, TierPlan]:
     log = done.allocations
     shared = 1 if target.processes is None else target.processes.on_a_node
     process = {"Python, PyTorch and data": done.process}
@@ -182,7 +187,7 @@ def _tiers(done: DryRun, target: PlannedMachine) -> dict[str, TierPlan]:
         return {"RAM": _tier(in_ram, process, target.host, shared=shared)} | below
     on_device = log.peaks("device")
     most = max(peak.bytes for peak in on_device.values())
-    more = {"fragmentation": log.reserved() - most, "CUDA": CONTEXT}
+    more = {"fragmentation": log.reserved(place) - most, "CUDA": CONTEXT}
     in_ram, other = log.peaks("host", "pages"), "model while it is built"
     whole = _BUFFERS if target.processes is None else _UNDIVIDED
     return {

@@ -63,6 +63,22 @@ def test_attention_with_dropout_makes_no_scores() -> None:
     assert notes == ["attention of float32 takes the efficient backend"]
 
 
+@pytest.mark.parametrize("by_token", [True, False], ids=str)
+def test_flash_attention_has_the_layout_of_its_query(by_token: bool) -> None:  # noqa: FBT001
+    whole = query(dtype=HALF)
+    if by_token:
+        whole = whole.transpose(1, 2).contiguous().transpose(1, 2)
+    mode = Unknown(lambda *_: None)
+    with mode, as_cuda_attends(mode.is_unknown, lambda _: None):
+        given = [whole.detach().requires_grad_() for _ in range(3)]
+        mode.forget(given)
+        found = scaled_dot_product_attention(*given)
+    on_meta = whole.to("meta")
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    assert found.stride() == flash(on_meta, on_meta, on_meta)[0].stride()
+    assert found.stride() == whole.stride()
+
+
 def test_attention_that_no_kernel_fuses_makes_scores() -> None:
     def grouped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(query, key[:, :2], value[:, :2], enable_gqa=True)

@@ -97,20 +97,27 @@ def _drop(values: torch.Tensor, p: float, train: bool) -> Any:  # noqa: FBT001 -
 
 
 def attended(
-    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any, **___: Any
+    _: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *__: Any,
+    **___: Any,
 ) -> Any:
     """Return what the fused forward makes, on meta: the output, a sum a row, and two numbers."""
     rows, heads, length, _width = query.shape
     sums = query.new_empty((rows, heads, length), dtype=torch.float32, device="meta")
     number = torch.empty((), dtype=torch.int64, device="meta")
-    made = _by_token(query, value.shape[-1])
+    made = _like(query) if _is_flash(query, value, bias) else _by_token(query, value.shape[-1])
     return (made, sums, None, None, length, key.shape[-2], number, number.clone(), None), ""
 
 
 def gradients(_: Any, __: torch.Tensor, *args: Any, **___: Any) -> Any:
     """Return what the fused backward makes, on meta: gradients of query, key, value and mask."""
     *given, mask, wanted = args[:5]
-    made = [_by_token(one, one.shape[-1]) for one in given]
+    flash = _is_flash(given[0], given[2], mask)
+    made = [_like(one) if flash else _by_token(one, one.shape[-1]) for one in given]
     of_mask = mask.new_empty(mask.shape, device="meta") if wanted[3] else None
     return (*made, of_mask), ""
 
@@ -128,6 +135,16 @@ def flops(operation: Any, args: tuple[Any, ...]) -> float | None:
     rows: int = query.numel() // query.shape[-1] * key.shape[-2]
     both: float = 2.0 * rows * (query.shape[-1] + value.shape[-1])
     return both * (2.5 if backward else 1) / (2 if causal else 1)
+
+
+def _is_flash(query: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Return whether fused attention is flash's. The other backend takes all else."""
+    return query.dtype in _HALF and bias is None and query.shape[-1] == value.shape[-1]
+
+
+def _like(model: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the order of the model's memory, as flash's outputs are."""
+    return torch.empty_like(model, device="meta")
 
 
 def _by_token(model: torch.Tensor, width: int) -> torch.Tensor:

@@ -22,7 +22,9 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     monkeypatch.syspath_prepend(str(ROOT / "bench" / "simulated"))
     import fits
-    from scaling.fits import fitting, rungs, trials
+    from scaling.fits import fitting, trials
+
+    from neaptide_verbs.plan.auto import rungs
 
     return SimpleNamespace(script=fits, fitting=fitting, rungs=rungs, trials=trials)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide_toolkit.machine import profiles
-from scaling.fits.rungs import largest
+from neaptide_verbs.plan.auto.rungs import largest
 from scaling.fits.trials import FEW, WINDOW, WINDOWS, Trial, Way, ladder
 from scaling.on_cards import GIB, SYSTEM
 

@@ -45,7 +45,7 @@ def train(
     if resume is None and root is not None:
         require_no_run(root)  # before a model is built
     planner = sole(PLANNER_GROUP)
-    make = partial(HybridTrainer.from_config, config, origins=origins)
+    make = partial(HybridTrainer.from_config, origins=origins)
     try:
         with planner.checked(config, make) as trainer:
             data = assembly.build_data(config, trainer.hooks)

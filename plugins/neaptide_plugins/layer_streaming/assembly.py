@@ -9,7 +9,7 @@ from neaptide_toolkit.machine.collecting import only_new_objects
 from neaptide_toolkit.offload.disk import region_of
 from neaptide_toolkit.recompute import find_blocks
 
-from .checks import check_blocks, check_device, check_modules, check_slots
+from .checks import check_blocks, check_device, check_modules, check_slots, number
 from .choices import chosen, room_for
 from .streaming import Streaming
 from .tiers.homes import Homes
@@ -43,7 +43,7 @@ def build(
         check_blocks(model, blocks)
         check_values(model, config.weights)
         check_modules(blocks, config)
-        check_slots(model, blocks, config.max_active_layers)
+        check_slots(model, blocks, number(config, "max_active_layers"))
         settings = chosen(config, optimizer, run.config.train, run.device)
         disk, problem = room_for(config, settings, model, blocks, optimizer, run.device)
         if problem is not None:

@@ -5,7 +5,7 @@ Each check raises a one-line ValueError that states how to solve the problem.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     import torch
 
     from .config import LayerStreamingConfig
+
+
+def number(config: LayerStreamingConfig, name: str) -> int:
+    """Return a setting's number; raise ValueError if a plan has to choose it first."""
+    value: int | Literal["auto"] = getattr(config, name)
+    if value == "auto":
+        msg = (
+            f"{name} = {value!r} is chosen by a plan, as `neaptide run` makes one; give a number, "
+            f"such as the one that `neaptide plan` prints"
+        )
+        raise ValueError(msg)
+    return value
 
 
 def check_device(device: torch.device) -> None:
@@ -44,6 +56,7 @@ def check_blocks(model: nn.Module, blocks: Sequence[tuple[str, nn.Module]]) -> N
 
 def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamingConfig) -> None:
     """Raise ValueError for modules that conflict with the settings."""
+    pieces = number(config, "micro_batches")
     if config.resident != "auto" and config.resident > len(blocks):
         there = f"the {len(blocks)} blocks there are"
         msg = f"'resident' must be at most {there} (got {config.resident})"
@@ -59,10 +72,10 @@ def check_modules(blocks: Sequence[tuple[str, nn.Module]], config: LayerStreamin
             raise ValueError(msg)
         for path, module in block.named_modules():
             where = f"{name}.{path}" if path else name
-            if config.micro_batches > 1 and looks_across_samples(module):
+            if pieces > 1 and looks_across_samples(module):
                 msg = (
                     f"{where!r} is a {type(module).__name__}, whose statistics over the batch "
-                    f"would differ with micro_batches = {config.micro_batches}; set "
+                    f"would differ with micro_batches = {pieces}; set "
                     f"micro_batches = 1, use a norm over single samples, or exclude {name!r}"
                 )
                 raise ValueError(msg)

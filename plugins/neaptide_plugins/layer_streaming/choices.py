@@ -9,6 +9,7 @@ from neaptide_toolkit.machine.facts import memory
 from neaptide_toolkit.machine.pretended import kind_of
 
 from .budget import plan, shortage
+from .checks import number
 from .settings import StreamingSettings
 from .tiers.disk import MOVABLE, least, opened, ram_for_homes
 from .tiers.homes import is_the_device
@@ -66,15 +67,15 @@ def chosen(
         raise ValueError(msg)
     fast = config.optimizer_on == "auto" and kind_of(device) != "cpu" and reason is None
     return StreamingSettings(
-        max_active_layers=config.max_active_layers,
+        max_active_layers=number(config, "max_active_layers"),
         prefetch_distance=config.prefetch_distance,
         resident=0 if config.resident == "auto" else config.resident,
         mode=config.mode,
         inputs_on_host=config.inputs != "device",
         inputs_on_disk=config.inputs == "disk",
-        micro_batches=config.micro_batches,
+        micro_batches=number(config, "micro_batches"),
         on_device=bool(needing) or fast,
-        optimizer_slots=config.optimizer_slots,
+        optimizer_slots=number(config, "optimizer_slots"),
         in_backward=in_backward,
         clip="none" if config.clip == "global" else config.clip,
         max_norm=train.clip_norm,

@@ -10,6 +10,21 @@ from attrs.validators import ge, gt, optional
 from neaptide.config import field
 from neaptide.plugin import PluginSpec
 
+_CHOSEN = ("max_active_layers", "optimizer_slots", "micro_batches")
+_LADDER = ((3, 4, 1), (2, 2, 1), (3, 4, 2), (2, 2, 2), (2, 2, 4), (2, 2, 8), (1, 1, 8))
+"""What a plan chooses of, by `_CHOSEN`: whole batches and many slots first, which take the most."""
+
+
+def _is_number(least: int) -> Any:
+    """Return a validator of `"auto"` and numbers from `least` on."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: int | str) -> None:
+        if isinstance(value, int) and value < least:
+            msg = f"{attribute.name!r} must be >= {least} or 'auto' (got {value})"
+            raise ValueError(msg)
+
+    return check
+
 
 @attrs.frozen(kw_only=True)
 class LayerStreamingConfig:
@@ -33,27 +48,32 @@ class LayerStreamingConfig:
         help="safetensors with the weights: a file, a directory or a pattern; the model may then "
         "be built on the meta device",
     )
-    max_active_layers: int = field(
-        2, validator=ge(1), help="number of slots on the device, each as large as the largest block"
+    max_active_layers: int | Literal["auto"] = field(
+        2,
+        validator=_is_number(1),
+        help="number of slots on the device, each as large as the largest block; `auto`: the plan "
+        "before the run chooses it, and `prefetch_distance` is one less",
     )
     prefetch_distance: int = field(
         1, validator=ge(0), help="number of blocks fetched ahead of their use"
     )
     resident: int | Literal["auto"] = field(
         "auto",
+        validator=_is_number(0),
         help="number of blocks at the end of the model whose weights stay on the device; `auto`: "
-        "as many blocks as fit in the GPU memory that is free after the first updates",
+        "as many blocks as fit in the GPU memory that is free after the first updates or, if a "
+        "plan chooses other settings, in what is free by the plan",
     )
     phases: tuple[Literal["warmup", "full", "predict", "correct"], ...] = field(
         ("warmup", "full", "predict", "correct"),
         help="phases in which blocks are streamed; in the other phases every block stays on the "
         "device",
     )
-    micro_batches: int = field(
+    micro_batches: int | Literal["auto"] = field(
         1,
-        validator=ge(1),
+        validator=_is_number(1),
         help="number of pieces into which each block splits the batch; the weights are fetched "
-        "once for all pieces",
+        "once for all pieces; `auto`: the plan before the run chooses it",
     )
     inputs: Literal["device", "host", "disk"] = field(
         "device",
@@ -66,11 +86,12 @@ class LayerStreamingConfig:
         "device, block by block; `cpu` updates in RAM; `auto` is `device` if the device is a GPU "
         "and the optimizer's state can be streamed, else `cpu`",
     )
-    optimizer_slots: int = field(
+    optimizer_slots: int | Literal["auto"] = field(
         2,
-        validator=ge(1),
+        validator=_is_number(1),
         help="number of blocks whose optimizer state is on the device at once; 1 needs half the "
-        "memory of 2, but the next block's state is not copied in advance; a CPU needs no copy",
+        "memory of 2, but the next block's state is not copied in advance; a CPU needs no copy; "
+        "`auto`: the plan before the run chooses it",
     )
     update: Literal["after_backward", "in_backward"] = field(
         "after_backward",
@@ -131,15 +152,9 @@ class LayerStreamingConfig:
         "bfloat16 weight",
     )
 
-    @resident.validator
-    def _is_a_number(self, attribute: attrs.Attribute[Any], value: int | str) -> None:
-        if isinstance(value, int) and value < 0:
-            msg = f"{attribute.name!r} must be >= 0 or 'auto' (got {value})"
-            raise ValueError(msg)
-
     @prefetch_distance.validator
     def _has_slots(self, attribute: attrs.Attribute[int], value: int) -> None:
-        if value >= max(2, self.max_active_layers):
+        if self.max_active_layers != "auto" and value >= max(2, self.max_active_layers):
             msg = (
                 f"{attribute.name!r} must be less than max_active_layers = "
                 f"{self.max_active_layers} (got {value}): each block fetched ahead needs a slot"
@@ -147,9 +162,9 @@ class LayerStreamingConfig:
             raise ValueError(msg)
 
     @micro_batches.validator
-    def _is_recomputed(self, attribute: attrs.Attribute[int], value: int) -> None:
-        if value > 1 and self.mode == "graph":
-            msg = f"{attribute.name!r} must be 1 with mode = 'graph' (got {value})"
+    def _is_recomputed(self, attribute: attrs.Attribute[int], value: int | str) -> None:
+        if value != 1 and self.mode == "graph":
+            msg = f"{attribute.name!r} must be 1 with mode = 'graph' (got {value!r})"
             raise ValueError(msg)
 
     @inputs.validator
@@ -205,6 +220,22 @@ class LayerStreamingConfig:
         if value == "cpu" and self.tier == "disk":
             msg = f"{attribute.name!r} must be 'auto' or 'device' with tier = 'disk'"
             raise ValueError(msg)
+
+    def choices(self) -> list[dict[str, int]]:
+        """Return what a plan may put in the place of `"auto"`; see `neaptide_toolkit.choosing`."""
+        names = [name for name in _CHOSEN if getattr(self, name) == "auto"]
+        found: list[dict[str, int]] = []
+        for rung in _LADDER if names else ():
+            one = {name: value for name, value in zip(_CHOSEN, rung, strict=True) if name in names}
+            if "max_active_layers" in one:
+                one["prefetch_distance"] = max(1, one["max_active_layers"] - 1)
+            if one not in found:
+                found.append(one)
+        return found
+
+    def filled(self) -> str | None:
+        """Return the setting that a plan raises as far as the device allows it, after a choice."""
+        return "resident" if self.resident == "auto" else None
 
 
 SPEC = PluginSpec(

@@ -18,8 +18,8 @@ from neaptide.hooks.enabling import configured
 from neaptide_toolkit.machine.profiles import Rates
 
 from .asking import Answer
+from .auto.choosing import chosen
 from .machine import PlannedMachine
-from .planning import plan
 from .search import with_changes
 from .value import verdict
 
@@ -31,7 +31,7 @@ def answer(question: dict[str, Any]) -> Answer:
     machine = PlannedMachine(**{**given, "rates": rates})
     try:
         config, _ = configured(loads(question["config"]))
-        made = plan(config, machine)
+        config, made = chosen(config, machine)
         if not made.fits:
             made = with_changes(made, config, machine)
     except NeaptideError as error:
@@ -44,6 +44,7 @@ def answer(question: dict[str, Any]) -> Answer:
         verdict=verdict(made),
         needed=made.peak_bytes,
         best=None if best is None else str(best),
+        chosen=None if made.choice is None else dict(made.choice.settings),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -30,6 +30,7 @@ class Answer:
         verdict: one line.
         needed: bytes by tier.
         best: the best change with which it fits, as settings; None if none was found.
+        chosen: settings that the plan chose, as tables; None if nothing was to be chosen.
         problem: why there is no plan; everything else is empty then.
     """
 
@@ -37,6 +38,7 @@ class Answer:
     verdict: str = ""
     needed: dict[str, int] = attrs.field(factory=dict)
     best: str | None = None
+    chosen: dict[str, Any] | None = None
     problem: str | None = None
 
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import gc
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from neaptide.errors import DoesNotFitError
+from neaptide.config import unstructure
+from neaptide.config.tables import overlay
+from neaptide.errors import ConfigError, DoesNotFitError
+from neaptide.hooks.enabling import configured
 from neaptide.io.logging import CONSOLE
 from neaptide.io.units import size
 from neaptide.run.assembly import BUILDING
+from neaptide_toolkit.ranks.launching import place
 
 from .asking import ask
+from .auto.choosing import asks
 from .machine import CONTEXT, free_now
+from .value import written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from neaptide import HybridTrainer
     from neaptide.config import RunConfig
+
+    from .asking import Answer
 
 SHARE = 8
 """A model is large if its factory makes more bytes of tensors than this part of RAM, or of the
@@ -103,27 +111,32 @@ def _told(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     return torch.Size(args[place]).numel() * (kwargs.get("dtype") or sample).itemsize
 
 
-def checked(config: RunConfig, make: Callable[[], HybridTrainer]) -> HybridTrainer:
-    """Return what `make` makes, unless a plan says that the run does not fit this machine.
+def checked(config: RunConfig, make: Callable[[RunConfig], HybridTrainer]) -> HybridTrainer:
+    """Return what `make` makes of the configuration, unless the run does not fit this machine.
 
-    With `run.plan = "auto"`, a run is planned if its factory makes a large model. It is then
-    stopped, and called anew if the run fits.
+    What the configuration leaves to the plan is chosen first. With `run.plan = "auto"`, another run
+    is planned if its factory makes a large model. It is then stopped, and called anew if the run
+    fits.
 
     Raises:
         DoesNotFitError: it does not fit.
+        ConfigError: settings are left to a plan, and there is none.
     """
-    if config.run.plan == "off":
-        return make()
     machine = free_now(config.train.device)
     ram = float("inf") if machine.host is None else machine.host
+    if asks(config):
+        config = _with_choice(config)
+        return _counted(partial(make, config), float("inf"), ram)
+    if config.run.plan == "off":
+        return make(config)
     if config.run.plan == "auto":
         device = float("inf") if machine.device is None else machine.device - CONTEXT
         try:
-            return _counted(make, min(ram, device) / SHARE, ram)
+            return _counted(partial(make, config), min(ram, device) / SHARE, ram)
         except LargeModelFound:
             gc.collect()  # what was made of the model
     refuse_what_does_not_fit(config)
-    return _counted(make, float("inf"), ram)
+    return _counted(partial(make, config), float("inf"), ram)
 
 
 def _counted(make: Callable[[], HybridTrainer], limit: float, ram: float) -> HybridTrainer:
@@ -132,6 +145,27 @@ def _counted(make: Callable[[], HybridTrainer], limit: float, ram: float) -> Hyb
         return make()
     finally:
         BUILDING.reset(token)
+
+
+def _with_choice(config: RunConfig) -> RunConfig:
+    """Return a configuration with what a plan on this machine chooses."""
+    if config.run.plan == "off":
+        msg = "settings that are 'auto' are chosen by a plan; give numbers, or allow it @ run.plan"
+        raise ConfigError(msg)
+    if place()[1] > 1:
+        msg = (
+            "each process would choose settings that are 'auto' by itself; give numbers, such as "
+            "those that `neaptide plan --nproc` chooses @ plugins"
+        )
+        raise ConfigError(msg)
+    found = ask(config, free_now(config.train.device))
+    if found.chosen is None:
+        why = found.problem
+        msg = f"no plan can choose settings that are 'auto': {why}; give numbers @ plugins"
+        raise ConfigError(msg)
+    _refuse(found)
+    CONSOLE.info("the plan chose %s", ", ".join(written(found.chosen)))
+    return configured(overlay(unstructure(config), found.chosen))[0]
 
 
 def refuse_what_does_not_fit(config: RunConfig) -> None:
@@ -143,6 +177,10 @@ def refuse_what_does_not_fit(config: RunConfig) -> None:
     found = ask(config, free_now(config.train.device))
     if found.problem is not None:
         CONSOLE.warning("the run is not planned: %s", found.problem)
+    _refuse(found)
+
+
+def _refuse(found: Answer) -> None:
     if not found.fits:
         nearest = "no change that a plugin offers is enough"
         if found.best is not None:

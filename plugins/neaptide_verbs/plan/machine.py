@@ -124,7 +124,7 @@ def free_now(configured: str) -> PlannedMachine:
     ram = facts.memory()
     room = None if ram.room is None else ram.room + psutil.Process().memory_info().rss
     host = min((one for one in (ram.limit, room) if one is not None), default=None)
-    this = _this(device, host)
+    this = _measured(_this(device, host))
     if this.device is None:
         return this
     free = free_bytes(device) or 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,9 @@ from neaptide.config.tables import leaves, overlay
 from neaptide.errors import NeaptideError
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
-from neaptide.io.logging import CONSOLE
 
-from .planning import PlanTooLongError, plan, plan_if_fits
+from .auto.choosing import chosen, unheard
+from .planning import PlanTooLongError, plan_if_fits
 from .value import Remedy
 
 if TYPE_CHECKING:
@@ -38,13 +37,13 @@ _RANK = {"exact": 0, "tolerance": 1, "changes-training": 2}
 
 
 def searched(config: RunConfig, machine: PlannedMachine) -> Plan:
-    """Return the plan of `config`; if it does not fit, with changes with which it does.
+    """Return the plan of `config`, chosen where it says so; if it does not fit, with changes.
 
     Raises:
         NeaptideError: the configuration cannot run, or its model needs values.
     """
     start = time.monotonic()
-    made = plan(config, machine)
+    config, made = chosen(config, machine)
     return made if made.fits else with_changes(made, config, machine, seconds_left(start))
 
 
@@ -79,7 +78,7 @@ def with_changes(
             tried += 1
             tell(tried, settings)
             try:
-                with _unheard():  # each would log what the first plan has logged
+                with unheard():  # each would log what the first plan has logged
                     other = plan_if_fits(changed, machine, end)
             except PlanTooLongError:
                 tried, left = tried - 1, True
@@ -90,15 +89,6 @@ def with_changes(
         if found or left:
             break
     return attrs.evolve(made, changes=_best(found), changes_tried=tried, changes_left=left)
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    before, CONSOLE.disabled = CONSOLE.disabled, True
-    try:
-        yield
-    finally:
-        CONSOLE.disabled = before
 
 
 def _candidates(
@@ -113,12 +103,12 @@ def _candidates(
         )
         for settings in spec.search_space
     ]
-    for chosen in combinations(offers, together):
-        specs = [spec for spec, _ in chosen]
+    for taken in combinations(offers, together):
+        specs = [spec for spec, _ in taken]
         if len({spec.name for spec in specs}) < together:
             continue
         changes: dict[str, Any] = {}
-        for _, settings in chosen:
+        for _, settings in taken:
             changes = overlay(changes, settings)
         try:
             changed, _ = configured(overlay(before, changes))

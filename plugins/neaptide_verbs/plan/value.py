@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from neaptide.config import RunConfig
 
+    from .auto.choice import Choice
     from .processes import ProcessPlan
 
 SHOWN = 3
@@ -84,6 +85,7 @@ class Plan:
         bound_by: the engine that is busy longest, such as `to device`; None without rates.
         busy: seconds by engine.
         disk_written: bytes that a step writes to the disk.
+        choice: what was chosen where the configuration says `"auto"`; None if it does not.
         changes: if it does not fit, changes with which it does; the best is first.
         changes_tried: how many were planned.
         changes_left: True if some were not planned.
@@ -101,6 +103,7 @@ class Plan:
     bound_by: str | None
     busy: Mapping[str, float]
     disk_written: int = 0
+    choice: Choice | None = None
     changes: tuple[Remedy, ...] = ()
     changes_tried: int = 0
     changes_left: bool = False
@@ -130,6 +133,8 @@ class Plan:
         parts += [speed(self), verdict(self)]
         if self.disk_written:
             parts.append(wear(self))
+        if self.choice is not None:
+            parts.append(choice(self.choice))
         if self.changes_tried:
             parts.append(changes(self))
         return "\n\n".join(parts)
@@ -158,6 +163,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "disk_written": plan.disk_written,
         "assumptions": list(plan.assumptions),
         "processes": None if plan.processes is None else attrs.asdict(plan.processes),
+        "choice": None if plan.choice is None else attrs.asdict(plan.choice),
         "changes_tried": plan.changes_tried,
         "changes": [
             {
@@ -170,6 +176,18 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for remedy in plan.changes
         ],
     }
+
+
+def choice(made: Choice) -> str:
+    """Return what a plan chose, in one line, and what else it tried, one in a line."""
+    other = (f"  {_brief(one.settings)}: {one.why}" for one in made.tried)
+    head = f"chosen: {', '.join(written(made.settings))}"
+    return "\n".join([head, *(["tried, too:"] if made.tried else []), *other])
+
+
+def _brief(settings: Mapping[str, Any]) -> str:
+    tables = settings["plugins"].items()
+    return "; ".join(f"{name} {', '.join(written(own))}" for name, own in tables)
 
 
 def verdict(plan: Plan) -> str:

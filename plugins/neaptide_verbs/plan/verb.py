@@ -27,7 +27,7 @@ from neaptide.hooks.enabling import configured
 from neaptide_toolkit.files import write_new
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from neaptide.config import RunConfig
 
@@ -123,7 +123,7 @@ def plan(
             msg = "a page or a configuration is of one device; name one @ --device"
             raise ConfigError(msg)
         return _plan_several(config, names, [machine(name) for name in names], json=json)
-    made = _plan_one(config, machine(device), json=json)
+    config, made = _plan_one(config, machine(device), json=json)
     if html is not None:
         from .page import plan_page  # noqa: PLC0415 - only the page needs it
 
@@ -134,13 +134,17 @@ def plan(
     return 0 if made.fits else DoesNotFitError.exit_code
 
 
-def _plan_one(config: RunConfig, machine: PlannedMachine, *, json: bool) -> Plan:
-    """Print the plan of a machine and, if it does not fit, changes with which it does."""
-    from . import planning, search, value  # noqa: PLC0415 - they import torch
+def _plan_one(config: RunConfig, machine: PlannedMachine, *, json: bool) -> tuple[RunConfig, Plan]:
+    """Print the plan of a machine and, if it does not fit, changes with which it does.
+
+    Return the configuration with what the plan chose, and the plan.
+    """
+    from . import search, value  # noqa: PLC0415 - they import torch
+    from .auto.choosing import chosen  # noqa: PLC0415 - likewise
 
     start = time.monotonic()
     with redirect_stdout(sys.stderr):  # the user's code may print
-        made = planning.plan(config, machine)
+        config, made = chosen(config, machine, _told_choice)
     if not json:
         print_text(str(made))
     if not made.fits:
@@ -151,7 +155,7 @@ def _plan_one(config: RunConfig, machine: PlannedMachine, *, json: bool) -> Plan
             print_text(f"\n{value.changes(made)}")
     if json:
         print_json(value.as_json(made))
-    return made
+    return config, made
 
 
 def _plan_several(
@@ -159,7 +163,11 @@ def _plan_several(
 ) -> int:
     """Print a table of the plans of several cards."""
     from . import cards, planning, value  # noqa: PLC0415 - they import torch
+    from .auto.choosing import asks  # noqa: PLC0415 - likewise
 
+    if asks(config):
+        msg = "a plan chooses settings that are 'auto' for one device; name one @ --device"
+        raise ConfigError(msg)
     with redirect_stdout(sys.stderr):  # the user's code may print
         every = planning.plans(config, machines)
     if json:
@@ -167,6 +175,13 @@ def _plan_several(
     else:
         print_text(cards.beside(names, machines, every))
     return 0 if any(one.fits for one in every) else DoesNotFitError.exit_code
+
+
+def _told_choice(number: int, settings: Mapping[str, Any]) -> None:
+    if sys.stderr.isatty():  # as below
+        from .value import written  # noqa: PLC0415 - it imports torch
+
+        print_note(f"choice {number}: {', '.join(written(settings))}")
 
 
 def _told(number: int, settings: dict[str, Any]) -> None:

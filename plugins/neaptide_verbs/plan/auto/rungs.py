@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def largest(count: int, fits: Callable[[int], bool], guess: int, step: int = 1) -> int:
+def largest(
+    count: int, fits: Callable[[int], bool], guess: int, step: int = 1, low: int = -1
+) -> int:
     """Return the last rung that fits; -1 if none does. The rung above it was tried, too.
 
     Args:
@@ -16,8 +18,9 @@ def largest(count: int, fits: Callable[[int], bool], guess: int, step: int = 1) 
         fits: whether a rung fits. Above one that does not, none does.
         guess: the first rung that is tried.
         step: rungs to the next one; it doubles until one fits and one does not.
+        low: a rung that is known to fit; -1 if none is known.
     """
-    low, high, at = -1, count, min(max(guess, 0), count - 1)
+    high, at = count, min(max(guess, low + 1), count - 1)
     while high - low > 1:
         if fits(at):
             low = at

@@ -1,0 +1,26 @@
+"""Settings that a plan chooses for a machine. Until then, `"auto"` stands for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@runtime_checkable
+class Choosable(Protocol):
+    """The settings of a plugin some of which a plan chooses."""
+
+    def choices(self) -> Sequence[Mapping[str, Any]]:
+        """Return settings in the place of all `"auto"`; none if nothing is to be chosen.
+
+        A plan takes the first with which the configuration fits. The same settings must give the
+        same choices, and none of these may leave something to be chosen.
+        """
+
+    def filled(self) -> str | None:
+        """Return the name of a setting that a plan raises from 0 on as far as the device allows it.
+
+        None: there is none.
+        """

@@ -1,0 +1,1 @@
+"""What a plan chooses where a configuration says `"auto"`."""

@@ -112,6 +112,7 @@ def test_memory_that_a_copy_still_uses_is_not_taken_again() -> None:
 def seconds(config: Any) -> float:
     """Return the simulated time of a step, after the steps that compare splits of the batch."""
     with HybridTrainer.from_config(config) as trainer:
+        trainer.run.stash.set(FITTING, object())  # as `trainer.fit`, which a plan is of
         for batch in islice(kinds.sequences(width=WIDTH).train, 4):
             torch.cuda.synchronize()
             start = simulated_gpu.statistics()["seconds"]

@@ -15,11 +15,13 @@ from torch import nn
 from neaptide import HybridTrainer, Task
 from neaptide.hooks.enabling import configured
 from neaptide.run.fit import FITTING
-from neaptide_toolkit.dry_run.held import HeldBack, reserved
+from neaptide_toolkit.dry_run.caching import HeldBack
 from neaptide_toolkit.dry_run.running import dry_run
 from neaptide_toolkit.machine.profiles import Rates
 from neaptide_toolkit.offload import mapped_slabs, slab_bytes
 from neaptide_toolkit.testing import kinds
+from neaptide_verbs.plan.auto.choosing import MARGIN, chosen
+from neaptide_verbs.plan.machine import CONTEXT, PlannedMachine
 
 STACKS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -106,7 +108,36 @@ def test_memory_that_a_copy_still_uses_is_not_taken_again() -> None:
     given = Rates(**{field.name: rates[field.name] for field in attrs.fields(Rates)})
     log = dry_run(config, [given], "cuda").allocations
     assert log.reserved() == pytest.approx(taken, rel=0.01)
-    assert reserved(log.changes, HeldBack(), 0) < 0.95 * taken
+    log.held = HeldBack()  # as if no copy had used anything
+    assert log.reserved() < 0.95 * taken
+
+
+def test_what_a_plan_chooses_trains_on_the_device_that_it_fills() -> None:
+    whole = {
+        "model": {"name": f"{kinds.__name__}:deep", "options": {"width": WIDTH}},
+        "data": {"name": f"{kinds.__name__}:sequences", "options": {"width": WIDTH}},
+        "plugins": {"layer-streaming": {"max_active_layers": "auto", "optimizer_slots": "auto"}},
+        "train": {"device": "cuda"},
+    }
+    rates, room = simulated_gpu.rates(), 100 * 2**20
+    given = Rates(**{field.name: rates[field.name] for field in attrs.fields(Rates)})
+    device = int((room + CONTEXT) / (1 - MARGIN))
+    machine = PlannedMachine(name="small", device=device, host=2**36, rates=given)
+    config, made = chosen(configured(whole, ())[0], machine)
+    planned = made.peak_bytes["device"] - CONTEXT
+    assert made.fits
+    assert 0.85 * room < planned <= room
+    assert 0 < config.plugins["layer-streaming"].resident < 6
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    simulated_gpu.configure(capacity=before + room)
+    try:
+        taken = reserved_by(config, kinds.sequences(width=WIDTH).train[:3]) - before
+    finally:
+        simulated_gpu.configure(capacity=int(given.capacity))
+    assert planned == pytest.approx(taken, rel=0.04)
 
 
 def seconds(config: Any) -> float:

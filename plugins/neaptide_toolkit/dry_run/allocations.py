@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ import torch
 
 from neaptide_toolkit.offload.disk import FilePages
 
-from .held import HeldBack, reserved
+from .caching import CachingAllocator, HeldBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -246,7 +246,26 @@ class AllocationLog:
 
         `machine` is the place of the machine whose clock says when copies end.
         """
-        return reserved(self.changes, self.held, machine)
+        allocator = CachingAllocator()
+        chunks: dict[int, Any] = {}
+        sizes: Counter[int] = Counter()
+        later: defaultdict[int, list[Any]] = defaultdict(list)
+        for place, change in enumerate(self.changes):
+            for chunk in later.pop(place, ()):
+                allocator.free(chunk)
+            if change.piece.where != "device":
+                continue
+            piece = id(change.piece)
+            if piece in chunks:
+                back = self.held.back_at(place, machine)
+                if back is None:
+                    allocator.free(chunks.pop(piece))
+                else:
+                    later[back].append(chunks.pop(piece))
+            sizes[piece] += change.bytes
+            if sizes[piece]:
+                chunks[piece] = allocator.allocate(sizes[piece])
+        return allocator.reserved
 
     def _hold(self, storage: torch.UntypedStorage, piece: Holding) -> Holding:
         address = storage._cdata  # noqa: SLF001 - as above

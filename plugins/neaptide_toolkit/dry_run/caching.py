@@ -1,15 +1,22 @@
 """The memory that PyTorch's CUDA allocator takes from a device for a sequence of allocations.
 
 Rounding, pools, splitting and merging are those of `c10/cuda/CUDACachingAllocator.cpp`, for one
-stream and without expandable segments.
+stream and without expandable segments. Memory that a copy on another stream still uses when it is
+freed, as after `record_stream`, comes back later: PyTorch's allocator asks at each allocation which
+copies have ended by then. A host that is ahead of the device takes other memory in the meantime.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Literal
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 ROUND = 512
 SMALL, SMALL_SEGMENT = 2**20, 2 * 2**20
@@ -93,6 +100,52 @@ class CachingAllocator:
     def _drop(self, chunk: _Chunk) -> None:
         free = self._free[chunk.pool]
         del free[bisect_left(free, chunk.order)]
+
+
+class HeldBack:
+    """Frees of a log of changes that have an effect later, at another change of it.
+
+    Attributes:
+        now: returns the time of the host, an element for each machine.
+    """
+
+    def __init__(self) -> None:
+        self.now: Callable[[], Any] = lambda: np.zeros(1)
+        self._waiting: list[tuple[int, Any, Any]] = []
+        self._back: dict[int, Any] = {}
+
+    def freed(self, place: int, until: Sequence[Callable[[], Any]]) -> None:
+        """Note that change `place` frees what copies use; each of `until` returns their end."""
+        end = reduce(np.maximum, (one() for one in until))
+        self._wait(place, end)
+
+    def allocated(self, place: int) -> None:
+        """Note that change `place` allocates: what is no longer used is free before it."""
+        if not self._waiting:
+            return
+        now, left = self.now(), []
+        for freed, end, back in self._waiting:
+            back[(end <= now) & (back < 0)] = place
+            if (back < 0).any():
+                left.append((freed, end, back))
+        self._waiting = left
+
+    def repeat(self, place: int, again: int) -> None:
+        """Note that change `again` frees as change `place` did, if that one had to wait."""
+        if place not in self._back:
+            return
+        back = self._back[place]
+        self._back[again] = np.where(back < 0, back, back + again - place)
+
+    def back_at(self, place: int, machine: int) -> int | None:
+        """Return at which change the memory of a free is back; -1 if never, None if at once."""
+        back = self._back.get(place)
+        return None if back is None else int(back[machine])
+
+    def _wait(self, place: int, end: Any) -> None:
+        back = np.full(np.shape(end), -1)
+        self._back[place] = back
+        self._waiting.append((place, end, back))
 
 
 def _joined(first: _Chunk, second: _Chunk) -> _Chunk:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from neaptide.config import RunConfig
+    from neaptide_toolkit.choosing import PlanChoice
 
-    from .auto.choice import Choice
     from .processes import ProcessPlan
 
 SHOWN = 3
@@ -103,7 +103,7 @@ class Plan:
     bound_by: str | None
     busy: Mapping[str, float]
     disk_written: int = 0
-    choice: Choice | None = None
+    choice: PlanChoice | None = None
     changes: tuple[Remedy, ...] = ()
     changes_tried: int = 0
     changes_left: bool = False
@@ -178,7 +178,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def choice(made: Choice) -> str:
+def choice(made: PlanChoice) -> str:
     """Return what a plan chose, in one line, and what else it tried, one in a line."""
     other = (f"  {_brief(one.settings)}: {one.why}" for one in made.tried)
     head = f"chosen: {', '.join(written(made.settings))}"

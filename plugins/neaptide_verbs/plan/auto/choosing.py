@@ -16,11 +16,10 @@ from neaptide.config.tables import overlay
 from neaptide.errors import ConfigError, DoesNotFitError, NeaptideError
 from neaptide.hooks.enabling import configured
 from neaptide.io.logging import CONSOLE
-from neaptide_toolkit.choosing import Choosable
+from neaptide_toolkit.choosing import Choosable, PlanChoice, Tried
 from neaptide_verbs.plan.machine import CONTEXT
 from neaptide_verbs.plan.planning import plan, plan_if_fits
 
-from .choice import Choice, Tried
 from .rungs import largest
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class _Search:
         tiers = dict(found.tiers)
         if "device" in tiers:
             tiers["device"] = attrs.evolve(tiers["device"], has=self._machine.device)
-        choice = Choice(settings=settings, tried=tuple(self._tried))
+        choice = PlanChoice(settings=settings, tried=tuple(self._tried))
         return attrs.evolve(found, tiers=tiers, choice=choice)
 
 

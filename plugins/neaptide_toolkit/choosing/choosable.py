@@ -1,8 +1,10 @@
-"""Settings that a plan chooses for a machine. Until then, `"auto"` stands for them."""
+"""What a plan chooses, and what plugins offer for it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import attrs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,3 +26,31 @@ class Choosable(Protocol):
 
         None: there is none.
         """
+
+
+@attrs.frozen(kw_only=True)
+class Tried:
+    """A choice that was not taken.
+
+    Attributes:
+        settings: as tables.
+        why: what it lacks, in one line.
+        can_run: False if it is no question of memory.
+    """
+
+    settings: Mapping[str, Any]
+    why: str
+    can_run: bool
+
+
+@attrs.frozen(kw_only=True)
+class PlanChoice:
+    """What a plan chose where the configuration says `"auto"`.
+
+    Attributes:
+        settings: as tables.
+        tried: other choices, in order.
+    """
+
+    settings: Mapping[str, Any]
+    tried: tuple[Tried, ...] = ()

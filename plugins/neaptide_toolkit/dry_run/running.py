@@ -112,17 +112,19 @@ def dry_run(
     """
     accelerated = kind != "cpu"
     log = AllocationLog(accelerated=accelerated, check=check)
-    clock = _clock(machines, log)
-    own, rows = (
-        OwnOps(lambda one: accelerated and not log.is_on_host(one)),
-        RowsToGather(clock, log),
-    )
+    clock = Clock(machines or [profiles.load(_ANY).rates], log.is_on_host, log.is_on_disk)
+    clock.held, log.held.now = log.hold, lambda: clock.enqueued
+    own = OwnOps(lambda one: accelerated and not log.is_on_host(one))
+    rows = RowsToGather(clock, log)
     known = temporary_anywhere if accelerated else temporary
 
     def taken(operation: Any, args: tuple[Any, ...], made: Any) -> int:
         return known(operation, args, made) + own.workspace(operation, args)
 
-    mode = Unknown(log.made, clock.ran, taken, _either(own.plain, rows.in_plain))
+    def plain(*work: Any) -> Callable[[], Any] | None:
+        return own.plain(*work) or rows.in_plain(*work)
+
+    mode = Unknown(log.made, clock.ran, taken, plain)
 
     def mapped(pages: Any, flat: torch.Tensor) -> None:
         log.mapped(pages, flat)
@@ -137,9 +139,8 @@ def dry_run(
         inside.enter_context(all_dispatched(log.made))
         inside.enter_context(reads_by(mode))
         inside.enter_context(_explained(mode))
-        inside.enter_context(
-            linked(processes, machines, clock, log, mode, rows, streams=accelerated)
-        )
+        linking = linked(processes, machines, clock, log, mode, rows, streams=accelerated)
+        inside.enter_context(linking)
         inside.enter_context(mode)
         if accelerated:
             inside.enter_context(computing_on_device(log))
@@ -161,9 +162,8 @@ def dry_run(
         for batch in batches:
             result = train(batch, "full")
         times, written, sent = clock.spent() if machines else (), clock.written, dict(clock.sent)
-        jumped = None
-        if any("predictor" in spec.claims for spec in trainer.hooks.specs.values()):
-            jumped = _jump(train, batches[-1])
+        predicts = any("predictor" in spec.claims for spec in trainer.hooks.specs.values())
+        jumped = _jump(train, batches[-1]) if predicts else None
         if evaluated is not None:
             log.during = "evaluate"
             trainer.evaluate(evaluated)
@@ -177,17 +177,6 @@ def dry_run(
             jumped=jumped,
             sent=sent,
         )
-
-
-def _either(*ways: Callable[..., Callable[[], Any] | None]) -> Callable[..., Any]:
-    """Return what returns the first call that one of `ways` returns, or None."""
-    return lambda *work: next(filter(None, (way(*work) for way in ways)), None)
-
-
-def _clock(machines: Sequence[Rates], log: AllocationLog) -> Clock:
-    clock = Clock(machines or [profiles.load(_ANY).rates], log.is_on_host, log.is_on_disk)
-    clock.held, log.held.now = log.hold, lambda: clock.enqueued
-    return clock
 
 
 def _batches(config: RunConfig, trainer: HybridTrainer) -> tuple[list[Any], list[Any] | None]:

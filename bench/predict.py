@@ -45,8 +45,11 @@ if TYPE_CHECKING:
     from neaptide_verbs.compare.trials import Result, TrainingTrial
 
 HERE = Path(__file__).parent
+TRIED = HERE / "predictions" / "tried"
+"""Plugins of ideas that are not worth shipping, as a distribution."""
+sys.path.insert(0, str(TRIED))
 TASKS = ("byte-gpt", "noisy-digits", "photo")
-LATER_TASKS = ("finetune", "gpt-5m")
+LATER_TASKS = ("epochs", "finetune", "gpt-5m")
 """Tasks that are measured only if `--tasks` names them: they need weights, or hours."""
 SEEDS = (10, 11, 12, 13, 14)
 
@@ -55,7 +58,8 @@ SEEDS = (10, 11, 12, 13, 14)
 class Idea:
     """The files that an idea adds to a task, and the files that its opponent adds.
 
-    The opponent's files are None if the opponent is the idea without prediction.
+    The opponent's files are None if the opponent is the idea without prediction. In the name of a
+    file, `{task}` is the task's name.
     """
 
     candidate: tuple[str, ...]
@@ -90,7 +94,10 @@ IDEAS = {
     **{name: Idea(("adamw", "pace", name)) for name in JUMPS},
     **{f"{name}-muon": Idea(("muon", "pace", name)) for name in JUMPS},
     **{name: Idea((name, "pace"), against=BASE) for name in OPTIMIZERS},
-    "late": Idea(("adamw", "pace", "late")),
+    **{name: Idea(("adamw", "pace", name)) for name in ("late", "shrunk", "spectrum")},
+    "learned": Idea(("adamw", "pace", "learned", "unseen-{task}")),
+    "between-epochs": Idea(("adamw", "between-epochs")),
+    "averaged": Idea(("adamw", "pace", "constant", "drift"), against=BASE),
     "constant": Idea(("adamw", "pace", "constant"), against=BASE),
     "stack": Idea(("muon", "pace", "drift"), against=BASE),
     "stack-search": Idea(("muon", "pace", "search"), against=BASE),
@@ -99,7 +106,8 @@ IDEAS = {
 
 def composed(task: str, overlays: Sequence[str], sets: Sequence[str]) -> RunConfig:
     """Return the configuration of a task, changed by the files and then by the settings."""
-    files = [HERE / "predict" / f"{name}.toml" for name in (task, *overlays)]
+    names = (task, *(name.format(task=task) for name in overlays))
+    files = [HERE / "predict" / f"{name}.toml" for name in names]
     return load(files, specs=installed_plugins(), sets=sets).config
 
 
@@ -207,7 +215,7 @@ def main() -> None:
         if unknown:
             parser.error(f"--{flag}: {unknown[0]!r} is not one of {', '.join(known)}")
     os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(HERE), os.environ.get("PYTHONPATH", "")))
+        filter(None, (str(HERE), str(TRIED), os.environ.get("PYTHONPATH", "")))
     )
     seeds = tuple(map(int, given.seeds.split(",")))
     settings = ComparisonSettings(seeds=seeds, sweeps=not given.as_is)

@@ -14,6 +14,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils import cpp_extension
@@ -22,6 +23,7 @@ from neaptide import Data, HybridTrainer, Loss, Task
 from neaptide.config import load
 from neaptide.hooks.registry import installed_plugins
 from neaptide.io.folder import replace_file
+from neaptide_plugins.builtin_data.stream import EndlessBatches
 from neaptide_plugins.builtin_data.text import (
     ByteBatches,
     EvalWindows,
@@ -76,6 +78,32 @@ def headers(batch_size: int, seed: int, context: int = 64, held_out: int = 1024)
         ByteBatches(training, context, batch_size, seed),
         EvalWindows(validation, context, batch_size, held_out),
     )
+
+
+def few_headers(batch_size: int, seed: int, windows: int = 1600) -> Data:
+    """Return the windows of `headers`, but only `windows` of them, in epochs in random order."""
+    context, evaluated = 64, 1024
+    every = EvalWindows(_joined(held=False), context, batch_size, windows)
+    kept = torch.cat([batch["tokens"] for batch in every])
+    validation = EvalWindows(_joined(held=True), context, batch_size, evaluated)
+    return Data(EpochBatches(kept, batch_size, seed), validation)
+
+
+@attrs.define(eq=False)
+class EpochBatches(EndlessBatches):
+    """Batches `{"tokens": int64 [batch_size, n]}` of rows; each epoch has each row once."""
+
+    rows: torch.Tensor
+    batch_size: int
+    seed: int
+
+    def batch(self, index: int) -> dict[str, torch.Tensor]:
+        """Return batch number `index`; an epoch's last rows are left out if they fill no batch."""
+        epoch, place = divmod(index, len(self.rows) // self.batch_size)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.rows), generator=generator)
+        start = place * self.batch_size
+        return {"tokens": self.rows[order[start : start + self.batch_size]]}
 
 
 def _joined(*, held: bool) -> torch.Tensor:

@@ -27,10 +27,12 @@ BENCH = ROOT / "bench"
 NOT_FOR_A_GPU = {
     "beyond_ram": "it limits the RAM of a CPU, which is the device",
     "checkpoints": "it writes and reads files of state in RAM",
+    "clones": "it writes and reads files of state in RAM",
     "data": "it reads and tokenizes files, and trains on a CPU beside it",
     "fits": "it plans, for machines that are not there",
     "forecast": "it reads files of other runs",
     "gpu": "it is the command",
+    "held_up": "it trains on a CPU, beside saves to files",
     "host_steps": "it updates in RAM",
     "host_peak": "it counts bytes of RAM",
     "inside_trainers": "it trains on a CPU, beside another library's trainer",

@@ -17,7 +17,8 @@ from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
 
 BENCH = Path(__file__).parents[2] / "bench"
-TASKS = ("byte-gpt", "noisy-digits", "photo", "finetune", "gpt-5m")
+TASKS = ("byte-gpt", "noisy-digits", "photo", "epochs", "finetune", "gpt-5m")
+TRIED = BENCH / "predictions" / "tried"
 OVERLAYS = sorted(path.stem for path in (BENCH / "predict").glob("*.toml"))
 
 
@@ -35,7 +36,10 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("task", TASKS)
-def test_every_file_is_read_alone_and_over_a_task(task: str, overlay: str) -> None:
+def test_every_file_is_read_alone_and_over_a_task(
+    monkeypatch: pytest.MonkeyPatch, task: str, overlay: str
+) -> None:
+    monkeypatch.syspath_prepend(TRIED)
     files = dict.fromkeys(BENCH / "predict" / f"{name}.toml" for name in (task, overlay))
     if overlay in TASKS and overlay != task:
         return

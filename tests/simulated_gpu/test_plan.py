@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+from functools import wraps
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -23,6 +27,10 @@ from neaptide_toolkit.testing import kinds
 from neaptide_verbs.plan.auto.choosing import MARGIN, chosen
 from neaptide_verbs.plan.machine import CONTEXT, PlannedMachine
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ALONE = "NEAPTIDE_TEST_ALONE"
 STACKS: dict[str, dict[str, Any]] = {
     "none": {},
     "checkpointing": {"activation-checkpointing": {}},
@@ -73,6 +81,35 @@ def test_the_memory_is_that_of_the_run(stack: str) -> None:
     assert log.reserved() == pytest.approx(reserved, rel=0.1)
 
 
+def alone(test: Callable[[], None]) -> Callable[[], None]:
+    """Let a test run in a process of its own: earlier tests may have left memory on the device."""
+
+    @wraps(test)
+    def other() -> None:
+        if os.environ.get(_ALONE) == test.__name__:
+            test()
+            return
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--simulated-gpu",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+        ]
+        done = subprocess.run(
+            [*command, f"{__file__}::{test.__name__}"],
+            env={**os.environ, _ALONE: test.__name__},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+
+    return other
+
+
 def long_batches(length: int, width: int) -> list[torch.Tensor]:
     return [torch.empty(1, length, width)] * 3
 
@@ -87,6 +124,7 @@ def reserved_by(config: Any, batches: list[torch.Tensor]) -> int:
         return torch.cuda.max_memory_reserved()
 
 
+@alone
 def test_memory_that_a_copy_still_uses_is_not_taken_again() -> None:
     sizes = {"length": 8_192, "width": WIDTH}
     streaming = {"resident": 0, "update": "in_backward", "inputs": "host"}
@@ -112,6 +150,7 @@ def test_memory_that_a_copy_still_uses_is_not_taken_again() -> None:
     assert log.reserved() < 0.95 * taken
 
 
+@alone
 def test_what_a_plan_chooses_trains_on_the_device_that_it_fills() -> None:
     whole = {
         "model": {"name": f"{kinds.__name__}:deep", "options": {"width": WIDTH}},

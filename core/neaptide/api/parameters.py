@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable  # noqa: TC003 - the documentation needs it to resolve OnUpdate
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -34,7 +34,6 @@ from .spans import (
     Span,
     TensorOf,
 )
-from .timeline import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -167,7 +166,7 @@ class ParameterStore(ABC):
 
     def compute(self) -> AbstractContextManager[None]:
         """Return a context in which the module and the optimizer can use all weights."""
-        return NOTHING
+        return nullcontext()
 
     def updated_in_backward(self) -> frozenset[str]:
         """Return the names of the spans whose weights the backward has already updated."""

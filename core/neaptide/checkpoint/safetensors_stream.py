@@ -116,7 +116,8 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def outline(self, name: str) -> torch.Tensor:
         """Return a tensor on the device `meta`, with the dtype and shape of the tensor `name`."""
-        return torch.empty(self.info(name)[1], dtype=self.info(name)[0], device="meta")
+        dtype, shape = self.info(name)
+        return torch.empty(shape, dtype=dtype, device="meta")
 
     def whole(self) -> dict[str, torch.Tensor]:
         """Read all tensors with the safetensors library. No two tensors share memory."""

@@ -56,14 +56,9 @@ class OptimizerShards(ResidentStore):
         name = [*self.parameters][request.number]
         return self._state.hand_out(name, takers, self._ranks)
 
-    @contextmanager
-    def optimizer_state(self) -> Iterator[dict[str, Any]]:
+    def optimizer_state(self) -> _GeneratorContextManager[dict[str, Any]]:
         """Lend the optimizer's `state_dict`, gathered unless all processes save it."""
-        if self.saves.is_on:
-            yield self.saves.outlined(self._numbered())
-            return
-        with super().optimizer_state() as whole:
-            yield whole
+        return self.saves.state_or(super().optimizer_state, self._numbered)
 
     def lend_state(
         self, span: Span, mode: Mode, *, on: torch.device | None = None

@@ -31,7 +31,7 @@ from .state_parts import StateParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractContextManager, _GeneratorContextManager
 
     from torch import nn
 
@@ -176,14 +176,9 @@ class ShardStore(ParameterStore):
         """Lend the optimizer's state of the whole parameter, gathered."""
         return self._state.lend(span, mode, on, self.meetings)
 
-    @contextmanager
-    def optimizer_state(self) -> Iterator[dict[str, Any]]:
+    def optimizer_state(self) -> _GeneratorContextManager[dict[str, Any]]:
         """Lend the optimizer's `state_dict`, gathered unless all processes save it."""
-        if self.saves.is_on:
-            yield self.saves.outlined(self._numbered())
-            return
-        with super().optimizer_state() as whole:
-            yield whole
+        return self.saves.state_or(super().optimizer_state, self._numbered)
 
     def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
         """Load the state of whole parameters; keep the rows of this process."""

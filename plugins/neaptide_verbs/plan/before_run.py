@@ -122,13 +122,13 @@ def checked(config: RunConfig, make: Callable[[RunConfig], HybridTrainer]) -> Hy
         DoesNotFitError: it does not fit.
         ConfigError: settings are left to a plan, and there is none.
     """
+    chooses = asks(config)
+    if config.run.plan == "off" and not chooses:
+        return make(config)
     machine = free_now(config.train.device)
     ram = float("inf") if machine.host is None else machine.host
-    if asks(config):
-        config = _with_choice(config)
-        return _counted(partial(make, config), float("inf"), ram)
-    if config.run.plan == "off":
-        return make(config)
+    if chooses:
+        return _counted(partial(make, _with_choice(config)), float("inf"), ram)
     if config.run.plan == "auto":
         device = float("inf") if machine.device is None else machine.device - CONTEXT
         try:

@@ -25,8 +25,6 @@ _OWN = frozenset(
 
 _MERSENNE = struct.Struct("=2496si")
 """The memory of numpy's MT19937 generator: 624 numbers of 32 bits, and the place of the next."""
-_OF_PYTHON = struct.Struct("=i624I")
-"""The memory of Python's generator in CPython: the place of the next number, and 624 numbers."""
 
 
 @attrs.frozen(eq=False)
@@ -40,7 +38,7 @@ class RandomState:
     def now(cls) -> RandomState:
         """Return a copy of the current state."""
         numpy = sys.modules.get("numpy.random")
-        return cls(_state_of_python(), None if numpy is None else _state_of(numpy))
+        return cls(random.getstate(), None if numpy is None else _state_of(numpy))
 
     def equals(self, other: RandomState) -> bool:
         """Return whether both states are the same."""
@@ -51,11 +49,7 @@ class RandomState:
 
     def bring_back(self) -> None:
         """Restore this state."""
-        words, normal = self.of_python
-        if isinstance(words, bytes):
-            place, *numbers = _OF_PYTHON.unpack(words)
-            words = (*numbers, place)
-        random.setstate((_VERSION, words, normal))
+        random.setstate(self.of_python)
         numpy = sys.modules.get("numpy.random")
         if numpy is not None and self.of_numpy is not None:
             numpy.set_state(self.of_numpy)
@@ -125,33 +119,6 @@ def learn_moves(states: Sequence[UntrackedState]) -> None:
         state.moved = not state.random.equals(end)
 
 
-_VERSION: int = random.getstate()[0]
-_PYTHON: Any = random.random.__self__  # type: ignore[attr-defined]  # the object behind the functions
-_ADDRESS = id(_PYTHON) + object.__basicsize__
-
-
-def _state_of_python() -> tuple[Any, float | None]:
-    """Return the state of Python's generator: its numbers, and its second normal number.
-
-    A copy of its memory takes a tenth of the time of `getstate`, which makes 625 integers.
-    """
-    if _IS_READ:
-        return ctypes.string_at(_ADDRESS, _OF_PYTHON.size), _PYTHON.gauss_next
-    _, words, normal = random.getstate()
-    return words, normal
-
-
-def _is_read() -> bool:
-    """Return whether the memory of Python's generator is as CPython has had it since version 2."""
-    size = object.__basicsize__ + _OF_PYTHON.size
-    if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < size:
-        return False
-    place, *numbers = _OF_PYTHON.unpack(ctypes.string_at(_ADDRESS, _OF_PYTHON.size))
-    now: tuple[int, ...] = random.getstate()[1]
-    return now == (*numbers, place)
-
-
-_IS_READ = _is_read()
 _LAST: dict[bytes, Any] = {}
 """The state of numpy's generator that was copied last, by its bytes."""
 

@@ -117,10 +117,18 @@ class SharedSaves:
             WAY.reset(token)
             self._directory = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the optimizer's state that is read now is for a save of all processes."""
-        return self._directory is not None and WAY.get() == self._write_together
+    @contextmanager
+    def state_or(
+        self,
+        whole: Callable[[], AbstractContextManager[dict[str, Any]]],
+        numbered: Callable[[], Mapping[int, Span]],
+    ) -> Iterator[dict[str, Any]]:
+        """Lend the optimizer's `state_dict`: outlined in a save of all processes, else `whole`."""
+        if self._directory is not None and WAY.get() == self._write_together:
+            yield self.outlined(numbered())
+        else:
+            with whole() as lent:
+                yield lent
 
     @property
     def is_filling(self) -> bool:

@@ -8,13 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from neaptide.config import load
 from neaptide.hooks.enabling import configured
 from neaptide.hooks.registry import installed_plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BENCH = Path(__file__).parents[2] / "bench"
 TASKS = ("byte-gpt", "noisy-digits", "photo", "epochs", "finetune", "gpt-5m")
@@ -34,12 +37,19 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Install the plugins of ideas that are not shipped; what is installed is looked up once."""
+    monkeypatch.syspath_prepend(TRIED)
+    installed_plugins.cache_clear()
+    yield
+    installed_plugins.cache_clear()
+
+
+@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("task", TASKS)
-def test_every_file_is_read_alone_and_over_a_task(
-    monkeypatch: pytest.MonkeyPatch, task: str, overlay: str
-) -> None:
-    monkeypatch.syspath_prepend(TRIED)
+def test_every_file_is_read_alone_and_over_a_task(task: str, overlay: str) -> None:
     files = dict.fromkeys(BENCH / "predict" / f"{name}.toml" for name in (task, overlay))
     if overlay in TASKS and overlay != task:
         return

@@ -38,6 +38,8 @@ NEEDS = {
     ("layer-streaming", "tier", "disk"): ON_DISK,
     ("layer-streaming", "inputs", "disk"): ON_DISK,
     ("profiler", "trace_ops", True): {"trace": [2, 5]},
+    ("sharding", "offload", "cpu"): {"stage": 3},
+    ("sharding", "offload", "pinned"): {"stage": 3},
     ("profiler", "snapshot_history", True): {"snapshot_at": [3]},
 }
 """Other settings without which a choice does nothing or is refused."""

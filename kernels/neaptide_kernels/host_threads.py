@@ -3,6 +3,9 @@
 A provider of an op has the compiled functions in a file `host.py`, which is imported at first use.
 Such a function updates its arguments in place. Its last two arguments are a range of units, such as
 blocks of elements.
+
+All tensors of a list are updated in one go: waking a thread costs what some 100,000 elements do,
+and longer while torch's own threads still wait for work, busily.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .registry import Query, Support
 
 FEWEST = 1 << 17
@@ -42,22 +47,51 @@ def array(tensor: torch.Tensor) -> Any:
     return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
-def run(module: str, name: str, units: int, fewest: int, *arguments: Any) -> None:
-    """Run a compiled function of a module on `units` units; a thread gets at least `fewest`."""
-    function = _function(module, name)
-    kinds = tuple(map(_kind, arguments))
-    if (function, kinds) not in _ready:
-        _prepare(function, name, (*arguments, 0, 0))
-        _ready.add((function, kinds))
-    threads = min(torch.get_num_threads(), max(1, units // fewest))
-    bounds = [units * part // threads for part in range(threads + 1)]
-    others = [
-        _pool(os.getpid()).submit(function, *arguments, *bounds[part : part + 2])
-        for part in range(1, threads)
-    ]
-    function(*arguments, *bounds[:2])
+class Call(NamedTuple):
+    """A call of a compiled function for all units of its arguments."""
+
+    name: str
+    units: int
+    arguments: tuple[Any, ...]
+
+
+def run(module: str, size: int, calls: Sequence[Call]) -> None:
+    """Run compiled functions of a module, whose units have some `size` elements each.
+
+    The threads share the units of all calls. Calls whose first arguments are the same memory, as of
+    a weight that is listed twice, run one after the other.
+    """
+    written = [call.arguments[0].ctypes.data for call in calls if call.units]
+    if len(set(written)) < len(written):
+        for call in calls:
+            run(module, size, [call])
+        return
+    functions = [_ready_for(module, call) for call in calls]
+    units = sum(call.units for call in calls)
+    threads = min(torch.get_num_threads(), max(1, units * size // FEWEST))
+
+    def share(part: int) -> None:
+        begin, end, before = units * part // threads, units * (part + 1) // threads, 0
+        for function, call in zip(functions, calls, strict=True):
+            first, last = max(0, begin - before), min(call.units, end - before)
+            if first < last:
+                function(*call.arguments, first, last)
+            before += call.units
+
+    others = [_pool(os.getpid()).submit(share, part) for part in range(1, threads)]
+    share(0)
     for other in others:
         other.result()
+
+
+def _ready_for(module: str, call: Call) -> Any:
+    """Return the function of a call, compiled for its arguments."""
+    function = _function(module, call.name)
+    kinds = tuple(map(_kind, call.arguments))
+    if (function, kinds) not in _ready:
+        _prepare(function, call.name, (*call.arguments, 0, 0))
+        _ready.add((function, kinds))
+    return function
 
 
 _ready: set[tuple[Any, tuple[Any, ...]]] = set()

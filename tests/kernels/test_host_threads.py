@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from neaptide_kernels import apply_delta  # noqa: F401 - defines the op
+from neaptide_kernels import apply_delta
 from neaptide_kernels.registry import KERNELS
 
 if TYPE_CHECKING:
@@ -64,3 +64,22 @@ def test_without_a_folder_for_the_cache_each_process_compiles_and_says_so() -> N
         "add_delta is compiled for this CPU, in each process: no folder for its cache can be "
         "written: it takes some seconds\n"
     )
+
+
+def test_threads_share_all_elements_and_a_weight_listed_twice_is_added_to_twice() -> None:
+    sizes = [1, 300_000, 0, 1024, 700_001]
+    weights = [torch.randn(size, device="cpu") for size in sizes]
+    deltas = [torch.randn(size, device="cpu") for size in [*sizes, sizes[1]]]
+    half, listed = torch.tensor(0.5, device="cpu"), [*weights, weights[1]]
+    expected = [weight.clone() for weight in weights]
+    for weight, delta in zip([*expected, expected[1]], deltas, strict=True):
+        weight.add_(delta * 0.5)
+    told = KERNELS.explain("apply_delta", (listed, deltas, half))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        apply_delta.apply_delta(listed, deltas, half)
+    finally:
+        torch.set_num_threads(threads)
+    assert told.chosen == "numba"
+    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))

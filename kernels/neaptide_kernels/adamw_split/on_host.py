@@ -43,19 +43,18 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
     found = form(fused=call.fused)
     assert found is not None, "a call that is not supported is not run"
     constants = [np.float32(number) for number in _constants(call)]
+    calls = []
     for row in zip(*call[:5], strict=True):
         if not _alike(row):
             reference.adamw_split_step(*([tensor] for tensor in row), *call[5:])
             continue
         elements = row[0].numel()
-        if not elements:
-            continue
-        host_threads.run(
-            f"{__package__}.host", "adamw_split_step",
-            -(-elements // BLOCK), host_threads.FEWEST // BLOCK,
+        given = (
             *map(_flat, row), *constants, np.float32(-1 if call.maximize else 1),
             elements - elements % found.vector, found.root, found.mode,
         )  # fmt: skip
+        calls.append(host_threads.Call("adamw_split_step", -(-elements // BLOCK), given))
+    host_threads.run(f"{__package__}.host", BLOCK, calls)
 
 
 def _constants(call: AdamWSplitStep) -> Sequence[float]:

@@ -49,29 +49,33 @@ def fewest(query: Query) -> int:
 @takes(FloatDeltas)
 def apply_delta(call: FloatDeltas) -> None:
     """Run `apply_delta` in Numba; the host reads `scale`."""
+    calls: list[host_threads.Call] = []
     terms = by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):
         if {weight.dtype, *(delta.dtype for delta, _ in deltas)} <= _DTYPES:
-            _add(weight, place, [_Term(*pair) for pair in deltas], _seed(call))
+            calls += _add(weight, place, [_Term(*pair) for pair in deltas], _seed(call))
         else:  # one of a list of several dtypes
             add(weight, place, deltas, _seed(call))
+    _run(calls)
 
 
 @takes(Int8Deltas)
 def apply_int8_delta(call: Int8Deltas) -> None:
     """Run `apply_int8_delta` in Numba; the host reads `scale`."""
+    calls: list[host_threads.Call] = []
     terms = by_weight(call.params, call.codes, call.scale)
     for place, (weight, pairs) in enumerate(terms):
         given = list(zip(pairs, call.code_scales[place :: len(call.params)], strict=True))
         if weight.dtype in _DTYPES:
             coded = [_Term(*pair, sizes.contiguous(), call.group) for pair, sizes in given]
-            _add(weight, place, coded, _seed(call))
+            calls += _add(weight, place, coded, _seed(call))
             continue
         deltas = [
             (dequantize_int8(codes, sizes, None, call.group), scale)
             for (codes, scale), sizes in given
         ]
         add(weight, place, deltas, _seed(call))
+    _run(calls)
 
 
 def _seed(call: FloatDeltas | Int8Deltas) -> int | None:
@@ -88,36 +92,48 @@ class _Term(NamedTuple):
     group: int = 1
 
 
-def _add(weight: torch.Tensor, place: int, terms: Sequence[_Term], seed: int | None) -> None:
-    """Add deltas one after the other. All sums but the last stay in float32."""
+def _add(
+    weight: torch.Tensor, place: int, terms: Sequence[_Term], seed: int | None
+) -> list[host_threads.Call]:
+    """Return the call that adds a delta to a weight, or add it now where that takes several.
+
+    Deltas are added one after the other. All sums but the last stay in float32.
+    """
     if not weight.numel() or not terms:
-        return
+        return []
     flat = weight.detach().reshape(-1)
     *first, last = [term._replace(delta=term.delta.detach().reshape(-1)) for term in terms]
+    if not first and weight.is_contiguous():
+        whole = slice(0, len(flat))
+        return [_call(flat, flat, last, whole, seed, place << STRIDE_BITS)]
     for part in slices(len(flat), _PIECE if first else len(flat)):
         total = flat[part].float() if first else flat[part]
         for term in first:
-            _run(total, total, term, part, None, 0)
-        _run(flat[part], total, last, part, seed, (place << STRIDE_BITS) + part.start)
+            _run([_call(total, total, term, part, None, 0)])
+        position = (place << STRIDE_BITS) + part.start
+        _run([_call(flat[part], total, last, part, seed, position)])
     if not weight.is_contiguous():
         weight.detach().copy_(flat.view(weight.shape))
+    return []
 
 
-def _run(
+def _call(
     weight: torch.Tensor,
     before: torch.Tensor,
     term: _Term,
     part: slice,
     seed: int | None,
     position: int,
-) -> None:
+) -> host_threads.Call:
     name, coded = "add_delta", cast("tuple[Any, ...]", ())
     if term.code_scales is not None:
         group = min(term.group, len(term.delta))
         name, coded = "add_codes", (host_threads.array(term.code_scales), group, part.start)
-    host_threads.run(
-        f"{__package__}.host", name, -(-len(weight) // BLOCK), host_threads.FEWEST // BLOCK,
-        *map(host_threads.array, (weight, before, term.delta[part])), *coded,
-        np.float32(term.scale.float().item()), seed is not None,
-        *map(np.uint32, keys(seed or 0)), position,
-    )  # fmt: skip
+    arrays = map(host_threads.array, (weight, before, term.delta[part]))
+    scale, drawn = np.float32(term.scale.float().item()), map(np.uint32, keys(seed or 0))
+    given = (*arrays, *coded, scale, seed is not None, *drawn, position)
+    return host_threads.Call(name, -(-len(weight) // BLOCK), given)
+
+
+def _run(calls: Sequence[host_threads.Call]) -> None:
+    host_threads.run(f"{__package__}.host", BLOCK, calls)

@@ -99,5 +99,4 @@ def dequantize(
 
 def _run(name: str, units: int, size: int, *arguments: Any) -> None:
     """Run a step on units of `size` elements each."""
-    fewest = max(1, host_threads.FEWEST // size)
-    host_threads.run(f"{__package__}.host", name, units, fewest, *arguments)
+    host_threads.run(f"{__package__}.host", size, [host_threads.Call(name, units, arguments)])

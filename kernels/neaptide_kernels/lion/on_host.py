@@ -47,13 +47,10 @@ def lion_step(call: LionStep) -> None:
     """Run `lion_step` in Numba."""
     kept = 1 - call.lr * call.weight_decay if call.weight_decay else 1.0
     numbers = [np.float32(one) for one in (call.lr, kept, 1 - call.beta1, 1 - call.beta2)]
+    calls = []
     for place, row in enumerate(zip(call.params, call.exp_avg, call.grads, strict=True)):
-        elements = row[0].numel()
-        if elements:
-            seed = call.seeds[place] if call.seeds else 0
-            host_threads.run(
-                f"{__package__}.host", "lion_step",
-                -(-elements // BLOCK), host_threads.FEWEST // BLOCK,
-                *(host_threads.array(tensor.detach().view(-1)) for tensor in row),
-                *numbers, *map(np.uint32, keys(seed)),
-            )  # fmt: skip
+        arrays = [host_threads.array(tensor.detach().view(-1)) for tensor in row]
+        drawn = map(np.uint32, keys(call.seeds[place] if call.seeds else 0))
+        units = -(-row[0].numel() // BLOCK)
+        calls.append(host_threads.Call("lion_step", units, (*arrays, *numbers, *drawn)))
+    host_threads.run(f"{__package__}.host", BLOCK, calls)

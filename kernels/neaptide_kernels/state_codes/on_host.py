@@ -27,6 +27,8 @@ def step(by_pieces: Callable[..., None], name: str, *arguments: Any) -> None:
         name: the name of the op and of the function.
         arguments: those of the op.
     """
+    calls: list[host_threads.Call] = []
+    copied = not all(param.is_contiguous() for param in arguments[0])
 
     def update(*given: Any) -> tuple[torch.Tensor, ...]:
         place = next(at for at, one in enumerate(given) if isinstance(one, Stream))
@@ -34,14 +36,22 @@ def step(by_pieces: Callable[..., None], name: str, *arguments: Any) -> None:
         keys = (np.uint32(int(one) & _MASK) for one in (stream.first, stream.second, stream.turned))
         numbers = (np.float32(float(one)) for one in factors)
         arrays = [host_threads.array(one) for one in tensors]
-        host_threads.run(
-            f"{__package__}.host", name, blocks_of(len(arrays[0])), host_threads.FEWEST // BLOCK,
-            *arrays, *keys, int(start), *numbers,
-        )  # fmt: skip
+        calls.append(
+            host_threads.Call(
+                name, blocks_of(len(arrays[0])), (*arrays, *keys, int(start), *numbers)
+            )
+        )
+        if copied:  # the copy of a weight is copied back at once
+            run()
         return tensors[:-1]
+
+    def run() -> None:
+        host_threads.run(f"{__package__}.host", BLOCK, calls)
+        calls.clear()
 
     with parts_by(_whole):
         by_pieces(*arguments, update=update)
+    run()
 
 
 def _whole(tensor: torch.Tensor, *_: int) -> Iterator[slice]:

@@ -90,7 +90,12 @@ def launches() -> int:
 
 
 def train(
-    configuration: Configuration, profile: str, cap: int, pieces: int, settings: dict[str, Any]
+    configuration: Configuration,
+    profile: str,
+    cap: int,
+    pieces: int,
+    settings: dict[str, Any],
+    options: dict[str, Any] | None = None,
 ) -> Traced:
     """Train some steps of a streamed model; return what ran.
 
@@ -100,6 +105,7 @@ def train(
         cap: bytes of device memory.
         pieces: micro-batches.
         settings: of the plugin, beside those of every case.
+        options: of the optimizer.
     """
     simulated_gpu.configure(profiles.path_of(profile), capacity=ROOM)
     labels: list[Label] = []
@@ -142,7 +148,7 @@ def train(
             trainer = stack.enter_context(
                 HybridTrainer(
                     model,
-                    optimizer_of(configuration, model.parameters()),
+                    optimizer_of(configuration, model.parameters(), **(options or {})),
                     loss_fn=begun,
                     config={
                         "run": {"progress": "quiet"},

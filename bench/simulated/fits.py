@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 OPTIMIZER = "adamw"
 CARDS = ("rtx4070", "t4", "rtx4080", "rtx3090", "rtx4090", "a100", "h200")
 """The smallest first."""
-NO_CONTEXTS = ("a100", "h200")
-"""Cards whose contexts are so long that a dry run takes minutes."""
 TABLES = ("models", "contexts", "checks")
 MARKS = {name: (f"<!-- {name}: begin -->", f"<!-- {name}: end -->") for name in TABLES}
 
@@ -106,7 +104,7 @@ def model_rows(run: fitting.Run, cards: Sequence[str] = CARDS) -> Iterator[dict[
 def context_rows(run: fitting.Run, cards: Sequence[str] = CARDS) -> Iterator[dict[str, Any]]:
     """Yield the longest context of each machine and model."""
     for model in fitting.MODELS:
-        for machine in fitting.machines([card for card in cards if card not in NO_CONTEXTS]):
+        for machine in fitting.machines(cards):
             found = fitting.longest_context(machine, model, OPTIMIZER, run)
             if found is not None:
                 yield {"model": model, **found}

@@ -55,7 +55,7 @@ def test_rows_and_page_are_those_of_the_dry_runs(
 def test_a_row_fits_and_says_what_binds(fits: SimpleNamespace, kept: dict[str, Any]) -> None:
     for row in kept["models"] + kept["contexts"]:
         machine = fits.fitting.Machine(row["card"], row["ram_gib"])
-        assert machine.need(row) <= 1
+        assert all(row[tier] <= most for tier, most in machine.caps.items())
         if row["ram_gib"] is None:
             assert row["binds"] == "device"
     by_size = {(row["card"], row["ram_gib"] or 10**9): row["parameters"] for row in kept["models"]}
@@ -69,19 +69,18 @@ def test_few_blocks_take_of_the_card_what_all_blocks_take(
 ) -> None:
     pairs = 0
     for row in kept["models"]:
-        for ways in (fits.fitting.TIGHT, fits.fitting.ROOMY):
-            for way in ways:
-                model = (row["optimizer"], row["width"], row["blocks"])
-                trial = fits.trials.Trial(*model, fits.trials.WINDOWS, fits.trials.WINDOW, way)
-                try:
-                    few = fits.fitting.of_few_blocks(trial, from_file(kept))
-                    whole = kept["runs"][trial.key]
-                except KeyError:
-                    continue
-                pairs += 1
-                assert few["device"] == pytest.approx(whole["device"], rel=2e-3)
-                assert few["ram"] == pytest.approx(whole["ram"], rel=1e-2)
-    assert pairs > 10
+        for way in fits.fitting.TIGHT:
+            model = (row["optimizer"], row["width"], row["blocks"])
+            trial = fits.trials.Trial(*model, fits.trials.WINDOWS, fits.trials.WINDOW, way)
+            try:
+                few = fits.fitting.of_few_blocks(trial, from_file(kept))
+                whole = kept["runs"][trial.key]
+            except KeyError:
+                continue
+            pairs += 1
+            assert few["device"] == pytest.approx(whole["device"], rel=2e-3)
+            assert few["ram"] == pytest.approx(whole["ram"], rel=1e-2)
+    assert pairs > 2
 
 
 def test_the_widths_of_scale_are_rungs(fits: SimpleNamespace) -> None:
@@ -126,6 +125,6 @@ def test_a_rerun_goes_on_where_the_time_was_over(
     runs = fits.script.Runs(file, 60.0)
     trial = fits.trials.Trial("adamw", 256, 2, 1, 256, fits.trials.Way())
     made = runs(trial)
-    assert made["device"] > made["cards"]["t4"][0] > 0
+    assert made["device"]["t4"] > made["cards"]["t4"][0] > 0
     again = fits.script.Runs(file, 0.0)
     assert again(trial) == made

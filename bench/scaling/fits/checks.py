@@ -63,7 +63,7 @@ def train(row: dict[str, Any]) -> NoReturn:
     on_card = "inputs on the card" in row["way"]
     ways = {"max_active_layers": 1, "optimizer_slots": 1, "clip": "none"}
     ways |= {"inputs": "device"} if on_card else {}
-    traced = simulate(one, row["card"], capacity, 1, ways)
+    traced = simulate(one, row["card"], capacity, 1, ways, {"fused": True})  # as a run's is
     allocated, reserved = (peak + CONTEXT for peak in traced.peaks)
     print(json.dumps({"allocated": allocated, "reserved": reserved, "races": traced.races}))
     sys.stdout.flush()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from neaptide_toolkit.machine import profiles
+from neaptide_verbs.plan.auto.choosing import MARGIN
 from neaptide_verbs.plan.auto.rungs import largest
 from scaling.fits.trials import FEW, WINDOW, WINDOWS, Trial, Way, ladder
 from scaling.on_cards import GIB, SYSTEM
@@ -21,12 +22,8 @@ if TYPE_CHECKING:
 
 RAM = (32, 64, 128, None)
 """GiB of RAM; None is as much as is needed."""
-MARGIN = 0.04
-"""Share of the card that stays free: plans are within 4 % of what was measured."""
 TIGHT = (Way(pieces=WINDOWS), Way(pieces=WINDOWS, halves=True))
 """Ways that take the least of the card, and of RAM."""
-ROOMY = (Way(3, 4, 1), Way(2, 2, 1), Way(2, 2, 2), Way(2, 2, 4), Way(2, 2, 8))
-"""Ways that take more of the card, the most first."""
 MODELS = {"1B": (2048, 18), "7B": (4096, 32)}
 """Width and blocks of the models whose context grows."""
 STEP, LENGTHS = 2048, 1024
@@ -54,9 +51,14 @@ class Machine:
         ram = math.inf if self.ram is None else self.ram * GIB - SYSTEM
         return {"device": capacity * (1 - MARGIN), "ram": ram}
 
+    def bytes_of(self, made: Dry) -> dict[str, int]:
+        """Return what a dry run needs, by tier."""
+        return {"device": made["device"][self.card], "ram": made["ram"]}
+
     def shares(self, made: Dry) -> dict[str, float]:
         """Return what a dry run needs, as a share of what may be used, by tier."""
-        return {tier: made[tier] / most for tier, most in self.caps.items()}
+        needed = self.bytes_of(made)
+        return {tier: needed[tier] / most for tier, most in self.caps.items()}
 
     def need(self, made: Dry) -> float:
         """Return the larger of the two shares."""
@@ -137,17 +139,16 @@ def largest_model(machine: Machine, optimizer: str, run: Run) -> dict[str, Any]:
     return row(machine, chosen, dry, machine.binds(above)) | {
         "parameters": tight.shape.parameters,
         "is_last": rung + 1 == len(rungs),
-        "least": dry["device"] if chosen == tight else run(tight)["device"],
+        "least": machine.bytes_of(dry if chosen == tight else run(tight))["device"],
     }
 
 
 def roomiest(machine: Machine, tight: Trial, run: Run) -> tuple[Trial, Dry]:
-    """Return the trial in the way that takes the most of the card and fits."""
-    for way in ROOMY:
-        other = attrs.evolve(tight, way=attrs.evolve(way, halves=tight.way.halves))
-        if machine.need(of_few_blocks(other, run)) <= 1 and machine.need(run(other)) <= 1:
-            return other, run(other)
-    return tight, run(tight)
+    """Return the trial in the way that the plan chooses, if there is one that fits."""
+    ram = None if machine.ram is None else int(machine.caps["ram"])
+    other = attrs.evolve(tight, machine=(machine.card, ram))
+    made = run(other)
+    return (other, made) if made["fits"] else (tight, run(tight))
 
 
 def longest_context(
@@ -180,7 +181,7 @@ def longest_context(
 
 def _on_line(machine: Machine, trial: Callable[[int], Trial], run: Run) -> int:
     """Return the rung at which a line through two short contexts reaches what there is."""
-    first, second = (run(trial(rung)) for rung in SHORT)
+    first, second = (machine.bytes_of(run(trial(rung))) for rung in SHORT)
     rungs = []
     for tier, most in machine.caps.items():
         slope = (second[tier] - first[tier]) / (SHORT[1] - SHORT[0])
@@ -198,9 +199,8 @@ def row(machine: Machine, trial: Trial, made: Dry, binds: str) -> dict[str, Any]
         "optimizer": trial.optimizer,
         "width": trial.width,
         "blocks": trial.blocks,
-        "way": str(trial.way),
-        "device": made["device"],
-        "ram": made["ram"],
+        "way": made.get("way", str(trial.way)),
+        **machine.bytes_of(made),
         "binds": binds,
         "tokens_per_s": tokens,
         "bound_by": bound,

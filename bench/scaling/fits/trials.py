@@ -10,6 +10,7 @@ import torch
 from neaptide import Task
 from neaptide.hooks.enabling import configured
 from neaptide_toolkit.machine import profiles
+from neaptide_verbs.plan.auto.choosing import chosen
 from neaptide_verbs.plan.machine import PlannedMachine
 from neaptide_verbs.plan.planning import plans
 from scaling.decoder import Decoder, Shape, loss_fn
@@ -17,6 +18,8 @@ from scaling.on_cards import CARDS, HUGE, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from neaptide_verbs.plan.value import Plan
 
 HEAD_SIZE, VOCABULARY = 128, 32_000
 WINDOW, WINDOWS = 2048, 8
@@ -33,6 +36,10 @@ def shape_of(width: int, blocks: int) -> Shape:
     """
     hidden = -(-8 * width // 3 // 256) * 256
     return Shape(blocks, width, width // HEAD_SIZE, hidden, VOCABULARY)
+
+
+CHOSEN = ("max_active_layers", "optimizer_slots", "micro_batches")
+"""What the plan chooses, and with it the number of resident blocks."""
 
 
 @attrs.frozen
@@ -70,12 +77,18 @@ class Trial:
     windows: int
     context: int
     way: Way
+    machine: tuple[str, int | None] | None = None
+    """A card and bytes of RAM for which the plan chooses slots and micro-batches."""
 
     @property
     def key(self) -> str:
         """Return the name under which its dry run is kept."""
         model = f"{self.optimizer} {self.blocks} x {self.width}"
-        return f"{model}, {self.windows} x {self.context}, {self.way}"
+        if self.machine is None:
+            return f"{model}, {self.windows} x {self.context}, {self.way}"
+        card, ram = self.machine
+        halves = ", halves" * self.way.halves
+        return f"{model}, {self.windows} x {self.context}, chosen for {card} and {ram}{halves}"
 
     @property
     def shape(self) -> Shape:
@@ -119,6 +132,8 @@ def settings(trial: Trial) -> dict[str, Any]:
         "optimizer_slots": way.state_slots,
         "resident": 0,
     }
+    if trial.machine is not None:
+        streaming |= dict.fromkeys((*CHOSEN, "resident"), "auto") | {"prefetch_distance": 1}
     model = {"width": trial.width, "blocks": trial.blocks}
     data = {"samples": trial.windows, "sequence": trial.context}
     return {
@@ -131,20 +146,45 @@ def settings(trial: Trial) -> dict[str, Any]:
 
 
 def planned(trial: Trial) -> dict[str, Any]:
-    """Return the bytes of a dry run, and tokens a second and what bounds them, by card.
+    """Return the bytes of a dry run, of the device by card, and tokens a second and their bound.
 
-    Few blocks say nothing about the speed of many.
+    Copies end at other moments on other cards, so these have other peaks. Few blocks say nothing
+    about the speed of many.
     """
-    names = () if trial.blocks == FEW else CARDS
-    machines = [
-        PlannedMachine(name=name, device=HUGE, host=HUGE, rates=profiles.load(name).rates)
-        for name in names
-    ] or [PlannedMachine(name="a card", device=HUGE, host=HUGE, rates=None)]
-    made = plans(configured(settings(trial))[0], machines)
-    peaks = made[0].peak_bytes
+    if trial.machine is not None:
+        return _chosen(trial, *trial.machine)
+    machines = [_machine(name, HUGE, HUGE) for name in CARDS]
+    made = dict(zip(CARDS, plans(configured(settings(trial))[0], machines), strict=True))
+    return _found(made) if trial.blocks != FEW else _bytes(made)
+
+
+def _chosen(trial: Trial, card: str, ram: int | None) -> dict[str, Any]:
+    capacity = profiles.load(card).rates.capacity
+    machine = _machine(card, capacity, HUGE if ram is None else ram)
+    config, made = chosen(configured(settings(trial))[0], machine)
+    taken = config.plugins["layer-streaming"]
+    way = attrs.evolve(
+        trial.way,
+        slots=taken.max_active_layers,
+        state_slots=taken.optimizer_slots,
+        pieces=taken.micro_batches,
+    )
+    stay = f", {taken.resident} blocks stay" if taken.resident else ""
+    return _found({card: made}) | {"fits": made.fits, "way": f"{way}{stay}"}
+
+
+def _machine(card: str, device: int, ram: int) -> PlannedMachine:
+    return PlannedMachine(name=card, device=device, host=ram, rates=profiles.load(card).rates)
+
+
+def _bytes(made: dict[str, Plan]) -> dict[str, Any]:
+    first = next(iter(made.values()))
+    device = {card: one.peak_bytes["device"] for card, one in made.items()}
+    return {"device": device, "ram": first.peak_bytes["RAM"]}
+
+
+def _found(made: dict[str, Plan]) -> dict[str, Any]:
     speeds = {
-        name: [round(one.tokens_per_second or 0.0, 1), one.bound_by]
-        for name, one in zip(names, made, strict=False)
+        card: [round(one.tokens_per_second or 0.0, 1), one.bound_by] for card, one in made.items()
     }
-    found: dict[str, Any] = {"device": peaks["device"], "ram": peaks["RAM"]}
-    return found | ({"cards": speeds} if speeds else {})
+    return _bytes(made) | {"cards": speeds}

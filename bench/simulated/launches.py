@@ -45,7 +45,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "streamed, split, kernels": {"master": "split"},
 }
 DEPTHS = (4, 8)
-WARM, STEPS = 5, 11
+WARM, STEPS = 5, 41
 """Steps until every block has learnt its order; 5, 6 and 7 check nothing."""
 DEEP = 64
 
@@ -74,7 +74,7 @@ def trained(way: str, blocks: int, device: torch.device) -> Callable[[int], None
         plugins["triton-kernels"] = {}
     trainer = HybridTrainer(
         model,
-        torch.optim.AdamW(model.parameters(), lr=1e-4),
+        torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True),
         loss_fn=loss_fn,
         config={
             "run": {"progress": "quiet"},

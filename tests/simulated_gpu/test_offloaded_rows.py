@@ -175,9 +175,9 @@ def test_what_is_saved_goes_on_to_the_bit_and_in_one_process(folder: Path, one: 
     require_close(one, trained(folder, 1, stopped_at_16(first, "alone"), *options, **program(1)))
 
 
-def measured(folder: Path, offload: str) -> list[Any]:
+def measured(folder: Path, offload: str, **more: Any) -> list[Any]:
     """Return what two processes measured; the losses and the least of each peak."""
-    plugins = {"sharding": {"stage": 3, "offload": offload, "check_weights": False}}
+    plugins = {"sharding": {"stage": 3, "offload": offload, "check_weights": False, **more}}
     (folder / "mine.json").write_text(json.dumps({**DEEP, "plugins": plugins}))
     done = run_together(2, ["measured.py", "mine.json"], cwd=folder)
     assert [0, 0] == [each.returncode for each in done], done[0].stderr
@@ -208,6 +208,26 @@ def test_the_gpu_holds_what_is_estimated_and_planned(folder: Path) -> None:
     host = held["host"]["update"]
     assert host == pytest.approx(peaks["host"]["full update"].bytes, rel=0.02)
     assert host > 1.1 * 4 * whole / 2  # pinned memory is rounded up
+
+
+@pytest.mark.parametrize("offload", ["none", "pinned"])
+def test_with_weights_cast_the_gpu_holds_what_is_estimated_and_planned(
+    folder: Path, offload: str
+) -> None:
+    cast = {"param_dtype": "bfloat16"}
+    losses, peaks, held, _ = measured(folder, offload, **cast)
+    wide, *_ = measured(folder, offload)
+    assert losses == pytest.approx(wide, rel=0.02)
+    assert losses != wide
+    sharding = {"stage": 3, "offload": offload, "check_weights": False, **cast}
+    config = configured({**DEEP, "plugins": {"sharding": sharding}}, ())[0]
+    rates = [profiles.load("h100").rates]
+    log = dry_run(config, rates, "cuda", processes=Processes(count=2)).allocations
+    planned = log.peaks("device")
+    for moment, nbytes in peaks.items():
+        there = planned[f"full {moment}"].bytes
+        assert held["device"][moment] == pytest.approx(nbytes, rel=0.07, abs=1 << 16)
+        assert there == pytest.approx(nbytes, rel=0.07, abs=1 << 16)
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ Stage = Literal["replicate", 1, 2, 3, "hybrid"]
 """What each process has a part of, by the stages of ZeRO."""
 Offload = Literal["none", "cpu", "pinned"]
 """Where the rows of a process are between passes."""
+ParamDtype = Literal["own", "bfloat16"]
+"""What weights are gathered and computed in."""
 Saves = Literal["all", "first"]
 """Which processes write a checkpoint."""
 DIVIDES: tuple[Stage, ...] = (2, 3, "hybrid")
@@ -28,8 +30,8 @@ def _of_hybrid(config: Any, _: attrs.Attribute[int], value: int) -> None:
         raise ValueError(msg)
 
 
-def _of_rows(config: Any, _: attrs.Attribute[str], value: str) -> None:
-    if value != "none" and config.stage not in DIVIDES:
+def _of_rows(config: Any, attribute: attrs.Attribute[str], value: str) -> None:
+    if value != attribute.default and config.stage not in DIVIDES:
         msg = (
             f'needs stage = 2, 3 or "hybrid", in which a process has rows of the weights (got '
             f"{value!r} with stage = {config.stage!r}); change the stage, or remove it"
@@ -60,6 +62,13 @@ class ShardingConfig:
         help="with the stages 2, 3 and `hybrid`, where a process has its rows of weights, "
         "gradients and state, and updates them: `none` on its GPU, `cpu` in RAM, `pinned` in "
         "pinned RAM, from which copies run beside the computation",
+    )
+    param_dtype: ParamDtype = field(
+        "own",
+        validator=and_(in_(get_args(ParamDtype)), _of_rows),
+        help="with the stages 2, 3 and `hybrid`, the dtype to which weights are cast before they "
+        "are gathered, and in which the model computes: `bfloat16`, or their `own`; rows, sums of "
+        "gradients, state and update keep theirs",
     )
     saves: Saves = field(
         "all",

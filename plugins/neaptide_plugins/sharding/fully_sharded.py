@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from neaptide_toolkit.recompute import find_blocks
@@ -15,9 +16,35 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
+    from neaptide.api.spans import Span
+
     from .offloading import RowsHome
 
 HALVES = (torch.float16, torch.bfloat16)
+
+
+@attrs.frozen(kw_only=True)
+class Gathering:
+    """When and how the weights of a unit are gathered.
+
+    Attributes:
+        again: free the weights of a block after its forward, and gather them in the backward.
+        dtype: cast floating weights before, and compute in this dtype; None: in their own.
+    """
+
+    again: bool
+    dtype: torch.dtype | None = None
+
+    def bytes_of(self, span: Span) -> int:
+        """Return the bytes of a whole weight where it is gathered, or of its gradient there."""
+        if self.dtype is None or not span.dtype.is_floating_point:
+            return span.bytes
+        return elements(span) * self.dtype.itemsize
+
+
+def elements(span: Span) -> int:
+    """Return the elements of a weight."""
+    return span.bytes // span.dtype.itemsize
 
 
 def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -32,8 +59,7 @@ def fully_sharded(
     parameters: Mapping[str, nn.Parameter],
     mesh: DeviceMesh,
     home: RowsHome,
-    *,
-    regather: bool,
+    gathering: Gathering,
 ) -> tuple[dict[str, Any], list[FSDPModule]]:
     """Divide `model` among processes; return its new parameters by name, and its units.
 
@@ -45,7 +71,7 @@ def fully_sharded(
         parameters: its parameters, by their first names.
         mesh: the processes that divide it; with two dimensions, each row of it divides a copy.
         home: where the rows are between passes.
-        regather: free the weights of a block after its forward, and gather them in the backward.
+        gathering: when and how whole weights are gathered.
     """
     # Most runs of the plugin do not need it, and its import takes time.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
@@ -54,9 +80,15 @@ def fully_sharded(
     shards: dict[str, Any] = {}
     for module in (*(block for _, block in units(model)), model):
         halves = any(one.dtype in HALVES for one in module.parameters() if one.requires_grad)
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if halves else None)
+        cast = gathering.dtype is not None
+        policy = MixedPrecisionPolicy(
+            param_dtype=gathering.dtype,
+            reduce_dtype=torch.float32 if halves or cast else None,
+            # Losses are computed of what the model itself returns.
+            output_dtype=torch.float32 if cast and module is model else None,
+        )
         # The model itself keeps its own weights until the backward, which needs them first.
-        after = False if module is model else regather
+        after = False if module is model else gathering.again
         home.before(module)
         unit = fully_shard(
             module,

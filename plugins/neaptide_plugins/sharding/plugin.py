@@ -31,7 +31,7 @@ from .reducing import (
     checksum_of_tensors,
     present,
 )
-from .refusals import check, check_stage, check_store
+from .refusals import check, check_stage, check_store, tell_unused
 from .shard_store import ShardStore
 
 if TYPE_CHECKING:
@@ -86,9 +86,10 @@ class Sharding(Plugin[ShardingConfig]):
         stage, group = self.config.stage, ranks.current()
         ranks.require_group(group, run.device)
         if group is None or stage == "replicate":
+            tell_unused(run, self.config)
             return None
         check(run, model, group.size)
-        check_stage(run, model, optimizer, stage)
+        check_stage(run, model, optimizer, self.config)
         found = group.exchange("start", [checksum_of_tensors(model.parameters())])
         group.require_equal("weights at the start", [int(one) for (one,) in found])
         if stage == 1:
@@ -207,8 +208,7 @@ class Sharding(Plugin[ShardingConfig]):
         """Add the gradients that are added up at once."""
         if self._ranks is None:
             return ledger
-        own = self._model, self._store, self.config.stage, self._ranks.size
-        return estimated(ledger, phase, *own)
+        return estimated(ledger, phase, self._model, self._store, self._ranks.size)
 
     @hookimpl
     def around_save(self) -> AroundSave | None:

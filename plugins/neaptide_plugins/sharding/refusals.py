@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from neaptide import ParameterStore, Run
 
+    from .config import ShardingConfig
 
 REFUSED = {
     "layer-streaming": "updates blocks inside the backward, before gradients are added up",
@@ -37,8 +38,18 @@ _BY_ELEMENT = {
 }
 
 
-def check_stage(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, stage: Stage) -> None:
-    """Raise ConfigError if the model or its optimizer cannot be divided as `stage` says."""
+def tell_unused(run: Run, own: ShardingConfig) -> None:
+    """Say so if a run that does not divide the model ignores a setting that changes its losses."""
+    if own.param_dtype != "own":
+        reason = "the run has one process, which computes in the dtype of its weights"
+        run.log.warning("sharding.param_dtype_unused", reason=reason)
+
+
+def check_stage(
+    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, own: ShardingConfig
+) -> None:
+    """Raise ConfigError if the model or its optimizer cannot be divided as the settings say."""
+    stage = own.stage
     shown = json.dumps(stage)
     way_out = f'set stage = "replicate" @ plugins.sharding.stage = {shown}'
     problems = [
@@ -46,6 +57,11 @@ def check_stage(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, st
         for name, why in REFUSED_BY_SHARDS.items()
         if name in run.config.plugins and stage != 1
     ]
+    if "mixed-precision" in run.config.plugins and own.param_dtype != "own":
+        problems.append(
+            f"mixed-precision casts weights at each use, and param_dtype before they are gathered; "
+            f"remove one of the two @ plugins.sharding.param_dtype = {json.dumps(own.param_dtype)}"
+        )
     interval = getattr(run.config.plugins.get("activation-checkpointing"), "interval", 1)
     if interval > 1 and stage in REGATHERS:
         problems.append(

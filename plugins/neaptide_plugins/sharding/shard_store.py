@@ -20,7 +20,7 @@ from neaptide.norms import norm_of
 
 from .config import REGATHERS
 from .copies import ModelCopies
-from .fully_sharded import fully_sharded, reshard
+from .fully_sharded import Gathering, fully_sharded, reshard
 from .leaving import leave_together
 from .meetings import SAVES, LoanRequest, Meetings
 from .offloading import RowsHome
@@ -47,6 +47,7 @@ class ShardStore(ParameterStore):
     Attributes:
         copies: the processes, by the copy of the model that they divide.
         home: where a process has its rows.
+        gathering: when and how whole weights are gathered.
         meetings: the exchanges of the processes. Each must be able to send rows.
         order: a checksum of the units that have run in the present forward. What is gathered for
             one process is taken for the unit whose turn it is in another.
@@ -60,17 +61,14 @@ class ShardStore(ParameterStore):
         optimizer: torch.optim.Optimizer,
         copies: ModelCopies,
         home: RowsHome,
-        *,
-        regather: bool,
+        gathering: Gathering,
     ) -> None:
         super().__init__(model, optimizer)
-        self.copies, self.home = copies, home
+        self.copies, self.home, self.gathering = copies, home, gathering
         self._state = StateParts.of(optimizer, self.parameters, copies.shards)
         self._rows = self._state.rows
         mesh = copies.mesh(next(one.device.type for one in self.parameters.values()))
-        self._shards, self._units = fully_sharded(
-            model, self.parameters, mesh, home, regather=regather
-        )
+        self._shards, self._units = fully_sharded(model, self.parameters, mesh, home, gathering)
         if home.tier == "host":
             self._state.to_ram()
         self._spans: tuple[tuple[bool, ...], list[Span]] = ((), [])
@@ -95,7 +93,9 @@ class ShardStore(ParameterStore):
     ) -> ShardStore:
         """Divide the model among all processes as the settings say; see `ModelCopies.of`."""
         copies, home = ModelCopies.of(config, every), RowsHome.of(config, run, optimizer)
-        return cls(model, optimizer, copies, home, regather=config.stage in REGATHERS)
+        dtype = None if config.param_dtype == "own" else getattr(torch, config.param_dtype)
+        gathering = Gathering(again=config.stage in REGATHERS, dtype=dtype)
+        return cls(model, optimizer, copies, home, gathering)
 
     def spans(self) -> list[Span]:
         """Return one span per parameter, with its whole shape, in the order of the module."""

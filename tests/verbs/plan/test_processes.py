@@ -87,6 +87,19 @@ def test_rows_in_ram_are_planned_there(offload: str) -> None:
     assert here.busy["to host"] > 0
 
 
+def test_weights_cast_before_they_are_gathered_are_half_as_many_bytes() -> None:
+    config = {**CONFIG, "plugins": {"sharding": {"stage": 3, "param_dtype": "bfloat16"}}}
+    wide, cast = (package.plan(None, one, "h200", ram=64, nproc=4) for one in (CONFIG, config))
+    before, after = wide.processes.holds, cast.processes.holds
+    for kind in ("weights", "optimizer state"):
+        assert after[kind] == before[kind]
+    assert after["gathered weights"] == pytest.approx(before["gathered weights"] / 2, rel=0.02)
+    assert after["activations"] < 0.75 * before["activations"]
+    sent = [made.processes.sent["all-gather"] for made in (wide, cast)]
+    assert sent[1] == pytest.approx(sent[0] / 2, rel=0.01)  # checks are sent, too
+    assert cast.processes.sent["reduce-scatter"] == wide.processes.sent["reduce-scatter"]
+
+
 def test_ram_is_that_of_all_processes_of_a_node() -> None:
     whole = {
         nodes: package.plan(None, CONFIG, "cpu", ram=64, nproc=4, nodes=nodes, link=1.0)

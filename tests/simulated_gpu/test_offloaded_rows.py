@@ -34,6 +34,7 @@ import torch
 from neaptide import HybridTrainer
 from neaptide.hooks.enabling import configured
 from neaptide.run import assembly
+from neaptide_toolkit.ranks import group
 
 NAMES = {"forward": "forward", "backward": "backward", "optimizer_step": "update"}
 rank = int(os.environ["RANK"])
@@ -61,7 +62,9 @@ with HybridTrainer.from_config(config) as trainer:
     for _ in range(3):
         losses.append(float(trainer.step(batch, phase="full").loss))
     ledger = trainer.estimate_memory("full")
+del trainer, batch  # what has rows has the group, whose threads are to end before Python
 torch.distributed.destroy_process_group()
+group._end_threads()
 held = {
     tier: {moment: ledger.total(tier=tier, moment=moment) for moment in peaks}
     for tier in ("device", "host")
@@ -79,6 +82,7 @@ import torch
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
+from neaptide_toolkit.ranks import group
 
 rank = int(os.environ["RANK"])
 torch.cuda.set_device(rank)
@@ -100,7 +104,9 @@ for more in ({"foreach": True}, {"capturable": True}):
             print(sorted({one.device.type for one in held}))
     except ConfigError as error:
         print(error)
+model = optimizer = trainer = None
 torch.distributed.destroy_process_group()
+group._end_threads()
 """
 WIDTH, LAYERS = 200, 4
 DEEP: dict[str, Any] = {

@@ -29,6 +29,8 @@ STAGES = ("replicate", "1", "3", "hybrid")
 """Stage 2 has the bits of stage 3, as another test holds. Hybrid is four processes on two nodes."""
 IN_RAM = "in RAM"
 """Stage 3 with the rows in pinned RAM, in two processes with a simulated GPU each."""
+CAST = "cast"
+"""Stage 3 with weights gathered in bfloat16, in two processes."""
 SLOW_THERE = ("flash-attention",)
 """Takes minutes on the simulated GPU, whose kernels are interpreted."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-gpus.md"
@@ -124,6 +126,8 @@ def _told(folder: Path, command: Sequence[str], stage: str) -> str:
     own = [f"--set=run.dir=stage-{stage}", f"--set=plugins.sharding.stage={stage}"]
     if stage == IN_RAM:
         own[1:] = ["--set=plugins.sharding.stage=3", "--set=plugins.sharding.offload=pinned"]
+    if stage == CAST:
+        own[1:] = ["--set=plugins.sharding.stage=3", "--set=plugins.sharding.param_dtype=bfloat16"]
     size, nodes = (4, 2) if stage == "hybrid" else (2, 1)
     both = several.run_together(size, [*command, *own], cwd=folder, nodes=nodes)
     if both[0].returncode:

@@ -47,7 +47,7 @@ def array(tensor: torch.Tensor) -> Any:
     return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """A call of a compiled function for all units of its arguments."""
 
     name: str
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def run(module: str, size: int, calls: Sequence[Call]) -> None:
+def run(module: str, size: int, calls: Sequence[HostCall]) -> None:
     """Run compiled functions of a module, whose units have some `size` elements each.
 
     The threads share the units of all calls. Calls whose first arguments are the same memory, as of
@@ -84,7 +84,7 @@ def run(module: str, size: int, calls: Sequence[Call]) -> None:
         other.result()
 
 
-def _ready_for(module: str, call: Call) -> Any:
+def _ready_for(module: str, call: HostCall) -> Any:
     """Return the function of a call, compiled for its arguments."""
     function = _function(module, call.name)
     kinds = tuple(map(_kind, call.arguments))

@@ -53,7 +53,7 @@ def adamw_split_step(call: AdamWSplitStep) -> None:
             *map(_flat, row), *constants, np.float32(-1 if call.maximize else 1),
             elements - elements % found.vector, found.root, found.mode,
         )  # fmt: skip
-        calls.append(host_threads.Call("adamw_split_step", -(-elements // BLOCK), given))
+        calls.append(host_threads.HostCall("adamw_split_step", -(-elements // BLOCK), given))
     host_threads.run(f"{__package__}.host", BLOCK, calls)
 
 

@@ -49,7 +49,7 @@ def fewest(query: Query) -> int:
 @takes(FloatDeltas)
 def apply_delta(call: FloatDeltas) -> None:
     """Run `apply_delta` in Numba; the host reads `scale`."""
-    calls: list[host_threads.Call] = []
+    calls: list[host_threads.HostCall] = []
     terms = by_weight(call.params, call.deltas, call.scale)
     for place, (weight, deltas) in enumerate(terms):
         if {weight.dtype, *(delta.dtype for delta, _ in deltas)} <= _DTYPES:
@@ -62,7 +62,7 @@ def apply_delta(call: FloatDeltas) -> None:
 @takes(Int8Deltas)
 def apply_int8_delta(call: Int8Deltas) -> None:
     """Run `apply_int8_delta` in Numba; the host reads `scale`."""
-    calls: list[host_threads.Call] = []
+    calls: list[host_threads.HostCall] = []
     terms = by_weight(call.params, call.codes, call.scale)
     for place, (weight, pairs) in enumerate(terms):
         given = list(zip(pairs, call.code_scales[place :: len(call.params)], strict=True))
@@ -94,7 +94,7 @@ class _Term(NamedTuple):
 
 def _add(
     weight: torch.Tensor, place: int, terms: Sequence[_Term], seed: int | None
-) -> list[host_threads.Call]:
+) -> list[host_threads.HostCall]:
     """Return the call that adds a delta to a weight, or add it now where that takes several.
 
     Deltas are added one after the other. All sums but the last stay in float32.
@@ -124,7 +124,7 @@ def _call(
     part: slice,
     seed: int | None,
     position: int,
-) -> host_threads.Call:
+) -> host_threads.HostCall:
     name, coded = "add_delta", cast("tuple[Any, ...]", ())
     if term.code_scales is not None:
         group = min(term.group, len(term.delta))
@@ -132,8 +132,8 @@ def _call(
     arrays = map(host_threads.array, (weight, before, term.delta[part]))
     scale, drawn = np.float32(term.scale.float().item()), map(np.uint32, keys(seed or 0))
     given = (*arrays, *coded, scale, seed is not None, *drawn, position)
-    return host_threads.Call(name, -(-len(weight) // BLOCK), given)
+    return host_threads.HostCall(name, -(-len(weight) // BLOCK), given)
 
 
-def _run(calls: Sequence[host_threads.Call]) -> None:
+def _run(calls: Sequence[host_threads.HostCall]) -> None:
     host_threads.run(f"{__package__}.host", BLOCK, calls)

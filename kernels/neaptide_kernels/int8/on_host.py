@@ -99,4 +99,4 @@ def dequantize(
 
 def _run(name: str, units: int, size: int, *arguments: Any) -> None:
     """Run a step on units of `size` elements each."""
-    host_threads.run(f"{__package__}.host", size, [host_threads.Call(name, units, arguments)])
+    host_threads.run(f"{__package__}.host", size, [host_threads.HostCall(name, units, arguments)])

@@ -52,5 +52,5 @@ def lion_step(call: LionStep) -> None:
         arrays = [host_threads.array(tensor.detach().view(-1)) for tensor in row]
         drawn = map(np.uint32, keys(call.seeds[place] if call.seeds else 0))
         units = -(-row[0].numel() // BLOCK)
-        calls.append(host_threads.Call("lion_step", units, (*arrays, *numbers, *drawn)))
+        calls.append(host_threads.HostCall("lion_step", units, (*arrays, *numbers, *drawn)))
     host_threads.run(f"{__package__}.host", BLOCK, calls)

@@ -27,7 +27,7 @@ def step(by_pieces: Callable[..., None], name: str, *arguments: Any) -> None:
         name: the name of the op and of the function.
         arguments: those of the op.
     """
-    calls: list[host_threads.Call] = []
+    calls: list[host_threads.HostCall] = []
     copied = not all(param.is_contiguous() for param in arguments[0])
 
     def update(*given: Any) -> tuple[torch.Tensor, ...]:
@@ -37,7 +37,7 @@ def step(by_pieces: Callable[..., None], name: str, *arguments: Any) -> None:
         numbers = (np.float32(float(one)) for one in factors)
         arrays = [host_threads.array(one) for one in tensors]
         calls.append(
-            host_threads.Call(
+            host_threads.HostCall(
                 name, blocks_of(len(arrays[0])), (*arrays, *keys, int(start), *numbers)
             )
         )

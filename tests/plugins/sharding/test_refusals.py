@@ -10,6 +10,7 @@ from support import DEVICE
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
+from neaptide_plugins.sharding.config import ShardingConfig
 from neaptide_plugins.sharding.refusals import check, check_stage
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ def test_a_model_that_cannot_be_divided_is_refused_in_one_line(
     with HybridTrainer(model, optimizer, loss_fn=lambda net, batch: net(batch)) as trainer:
         run = trainer._session.run
         if not told:
-            check_stage(run, model, optimizer, stage)
+            check_stage(run, model, optimizer, ShardingConfig(stage=stage))
             return
         with pytest.raises(ConfigError, match=told) as caught:
-            check_stage(run, model, optimizer, stage)
+            check_stage(run, model, optimizer, ShardingConfig(stage=stage))
     assert 1 == len(str(caught.value).splitlines())
     assert 'set stage = "replicate"' in str(caught.value)
 
@@ -89,10 +90,10 @@ def test_an_optimizer_must_say_that_it_updates_each_value_by_itself(
     with HybridTrainer(model, optimizer, loss_fn=lambda net, batch: net(batch)) as trainer:
         run = trainer._session.run
         if kind is ByElement:
-            check_stage(run, model, optimizer, 1)
+            check_stage(run, model, optimizer, ShardingConfig(stage=1))
             return
         with pytest.raises(ConfigError, match="Whole may update a weight as a whole"):
-            check_stage(run, model, optimizer, 1)
+            check_stage(run, model, optimizer, ShardingConfig(stage=1))
 
 
 @pytest.mark.parametrize(("interval", "stage"), [(1, 3), (2, 2), (2, 3)])
@@ -107,10 +108,10 @@ def test_blocks_that_are_computed_again_together_are_not_for_stage_3(
     ) as trainer:
         run = trainer._session.run
         if (interval, stage) != (2, 3):
-            check_stage(run, model, optimizer, stage)
+            check_stage(run, model, optimizer, ShardingConfig(stage=stage))
             return
         with pytest.raises(ConfigError, match="computes 2 blocks again at once"):
-            check_stage(run, model, optimizer, stage)
+            check_stage(run, model, optimizer, ShardingConfig(stage=stage))
 
 
 def test_statistics_of_one_processs_samples_are_refused() -> None:

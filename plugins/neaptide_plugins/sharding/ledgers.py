@@ -84,10 +84,8 @@ def _added_up_at_once(ledger: Ledger, store: ParameterStore, size: int) -> Ledge
     """Return `ledger` with the gradients that are added up at once, if they are not divided."""
     trained = [span.bytes for span in store.spans() if span.trainable]
     held = min(sum(trained), max(BUCKET, max(trained, default=0)))
-    if isinstance(
-        store, OptimizerShards
-    ):  # after that, updated rows are sent from one buffer to another
-        held += held // size
+    if isinstance(store, OptimizerShards):
+        held += held // size  # then updated rows are sent from one buffer to another
     return ledger.add("sharding", "gradients.sum", "device", held, ("update",))
 
 

@@ -4,8 +4,8 @@ A provider of an op has the compiled functions in a file `host.py`, which is imp
 Such a function updates its arguments in place. Its last two arguments are a range of units, such as
 blocks of elements.
 
-All tensors of a list are updated in one go: waking a thread costs what some 100,000 elements do,
-and longer while torch's own threads still wait for work, busily.
+All tensors of a list are updated in one go: it takes time to wake a thread, and more while torch's
+own threads still wait for work, busily.
 """
 
 from __future__ import annotations

@@ -5,15 +5,17 @@ Such a function updates its arguments in place. Its last two arguments are a ran
 blocks of elements.
 
 All tensors of a list are updated in one go: it takes time to wake a thread, and more while torch's
-own threads still wait for work, busily.
+own threads still wait for work, busily. So the threads take small pieces until none is left, and a
+thread that wakes late, or never, holds up nobody.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,12 +24,14 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .registry import Query, Support
 
 FEWEST = 1 << 17
 """Elements that a thread is worth."""
+_PIECE = 1 << 19
+"""Elements that a thread takes at a time, at most: 100 us of work or more."""
 
 
 def supports(query: Query) -> Support:
@@ -66,22 +70,33 @@ def run(module: str, size: int, calls: Sequence[HostCall]) -> None:
         for call in calls:
             run(module, size, [call])
         return
-    functions = [_ready_for(module, call) for call in calls]
-    units = sum(call.units for call in calls)
-    threads = min(torch.get_num_threads(), max(1, units * size // FEWEST))
-
-    def share(part: int) -> None:
-        begin, end, before = units * part // threads, units * (part + 1) // threads, 0
-        for function, call in zip(functions, calls, strict=True):
-            first, last = max(0, begin - before), min(call.units, end - before)
-            if first < last:
-                function(*call.arguments, first, last)
-            before += call.units
-
-    others = [_pool(os.getpid()).submit(share, part) for part in range(1, threads)]
-    share(0)
+    elements = sum(call.units for call in calls) * size
+    threads = min(torch.get_num_threads(), max(1, elements // FEWEST))
+    units = min(_PIECE, elements // (2 * threads)) // size
+    left = deque(_pieces(module, max(1, units), calls))
+    others = [_pool(os.getpid()).submit(_work, left) for _ in range(1, threads)]
+    _work(left)
     for other in others:
-        other.result()
+        if not other.cancel():
+            other.result()
+
+
+def _pieces(module: str, units: int, calls: Sequence[HostCall]) -> Iterator[Callable[[], None]]:
+    """Yield calls of the compiled functions for `units` units at most, which together are all."""
+    for call in calls:
+        function = _ready_for(module, call)
+        for first in range(0, call.units, units):
+            yield partial(function, *call.arguments, first, min(first + units, call.units))
+
+
+def _work(left: deque[Callable[[], None]]) -> None:
+    """Run pieces until none is left; several threads take from `left`."""
+    while True:
+        try:
+            piece = left.popleft()
+        except IndexError:
+            return
+        piece()
 
 
 def _ready_for(module: str, call: HostCall) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -50,10 +50,10 @@ def fewest(query: Query) -> int:
 def apply_delta(call: FloatDeltas) -> None:
     """Run `apply_delta` in Numba; the host reads `scale`."""
     calls: list[host_threads.HostCall] = []
-    terms = by_weight(call.params, call.deltas, call.scale)
-    for place, (weight, deltas) in enumerate(terms):
-        if {weight.dtype, *(delta.dtype for delta, _ in deltas)} <= _DTYPES:
-            calls += _add(weight, place, [_Term(*pair) for pair in deltas], _seed(call))
+    rounding = _rounding(call)
+    for place, (weight, deltas) in enumerate(by_weight(call.params, call.deltas, call.scale)):
+        if weight.dtype in _DTYPES and all(delta.dtype in _DTYPES for delta, _ in deltas):
+            calls += _add(weight, place, [_Term(*pair) for pair in deltas], rounding)
         else:  # one of a list of several dtypes
             add(weight, place, deltas, _seed(call))
     _run(calls)
@@ -63,12 +63,12 @@ def apply_delta(call: FloatDeltas) -> None:
 def apply_int8_delta(call: Int8Deltas) -> None:
     """Run `apply_int8_delta` in Numba; the host reads `scale`."""
     calls: list[host_threads.HostCall] = []
-    terms = by_weight(call.params, call.codes, call.scale)
-    for place, (weight, pairs) in enumerate(terms):
+    rounding = _rounding(call)
+    for place, (weight, pairs) in enumerate(by_weight(call.params, call.codes, call.scale)):
         given = list(zip(pairs, call.code_scales[place :: len(call.params)], strict=True))
         if weight.dtype in _DTYPES:
             coded = [_Term(*pair, sizes.contiguous(), call.group) for pair, sizes in given]
-            calls += _add(weight, place, coded, _seed(call))
+            calls += _add(weight, place, coded, rounding)
             continue
         deltas = [
             (dequantize_int8(codes, sizes, None, call.group), scale)
@@ -82,6 +82,15 @@ def _seed(call: FloatDeltas | Int8Deltas) -> int | None:
     return call.seed if call.stochastic else None
 
 
+_Rounding = tuple[bool, np.uint32, np.uint32]
+"""Whether sums are rounded stochastically, and the two keys of the seed."""
+
+
+def _rounding(call: FloatDeltas | Int8Deltas) -> _Rounding:
+    first, second = keys(call.seed if call.stochastic else 0)
+    return call.stochastic, np.uint32(first), np.uint32(second)
+
+
 class _Term(NamedTuple):
     """A delta and its scale."""
 
@@ -93,7 +102,7 @@ class _Term(NamedTuple):
 
 
 def _add(
-    weight: torch.Tensor, place: int, terms: Sequence[_Term], seed: int | None
+    weight: torch.Tensor, place: int, terms: Sequence[_Term], rounding: _Rounding
 ) -> list[host_threads.HostCall]:
     """Return the call that adds a delta to a weight, or add it now where that takes several.
 
@@ -101,38 +110,43 @@ def _add(
     """
     if not weight.numel() or not terms:
         return []
-    flat = weight.detach().reshape(-1)
+    flat = weight.detach().view(-1) if weight.is_contiguous() else weight.detach().reshape(-1)
     *first, last = [term._replace(delta=term.delta.detach().reshape(-1)) for term in terms]
     if not first and weight.is_contiguous():
-        whole = slice(0, len(flat))
-        return [_call(flat, flat, last, whole, seed, place << STRIDE_BITS)]
+        return [_call(flat, flat, last, 0, (*rounding, place << STRIDE_BITS))]
+    nearest = (False, *rounding[1:], 0)
     for part in slices(len(flat), _PIECE if first else len(flat)):
         total = flat[part].float() if first else flat[part]
         for term in first:
-            _run([_call(total, total, term, part, None, 0)])
-        position = (place << STRIDE_BITS) + part.start
-        _run([_call(flat[part], total, last, part, seed, position)])
+            _run([_call(total, total, _part(term, part), part.start, nearest)])
+        drawn = (*rounding, (place << STRIDE_BITS) + part.start)
+        _run([_call(flat[part], total, _part(last, part), part.start, drawn)])
     if not weight.is_contiguous():
         weight.detach().copy_(flat.view(weight.shape))
     return []
+
+
+def _part(term: _Term, part: slice) -> _Term:
+    group = min(term.group, len(term.delta))
+    return term._replace(delta=term.delta[part], group=group)
 
 
 def _call(
     weight: torch.Tensor,
     before: torch.Tensor,
     term: _Term,
-    part: slice,
-    seed: int | None,
-    position: int,
+    start: int,
+    drawn: tuple[bool, np.uint32, np.uint32, int],
 ) -> host_threads.HostCall:
-    name, coded = "add_delta", cast("tuple[Any, ...]", ())
-    if term.code_scales is not None:
-        group = min(term.group, len(term.delta))
-        name, coded = "add_codes", (host_threads.array(term.code_scales), group, part.start)
-    arrays = map(host_threads.array, (weight, before, term.delta[part]))
-    scale, drawn = np.float32(term.scale.float().item()), map(np.uint32, keys(seed or 0))
-    given = (*arrays, *coded, scale, seed is not None, *drawn, position)
-    return host_threads.HostCall(name, -(-len(weight) // BLOCK), given)
+    """Return the call that sets `weight`; the delta's first element is `start` of a whole one."""
+    target = host_threads.array(weight)
+    source = target if before is weight else host_threads.array(before)
+    given = (target, source, host_threads.array(term.delta))
+    units, scale = -(-len(target) // BLOCK), np.float32(term.scale.item())
+    if term.code_scales is None:
+        return host_threads.HostCall("add_delta", units, (*given, scale, *drawn))
+    coded = (host_threads.array(term.code_scales), min(term.group, start + len(target)), start)
+    return host_threads.HostCall("add_codes", units, (*given, *coded, scale, *drawn))
 
 
 def _run(calls: Sequence[host_threads.HostCall]) -> None:

@@ -91,7 +91,7 @@ def by_weight(
 ) -> Iterator[tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]]:
     """Yield each weight with the deltas of this weight and the scale of each delta."""
     sets = len(deltas) // len(params) if params else 0
-    scales = scale.expand(sets)
+    scales = scale.expand(sets).unbind()
     for place, weight in enumerate(params):
         yield weight, list(zip(deltas[place :: len(params)], scales, strict=True))
 

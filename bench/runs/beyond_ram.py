@@ -13,6 +13,8 @@ where it is installed, does so with requests of 16 MiB and O_DIRECT, four at onc
 write in the proportion of a step. A step cannot be shorter than its compute (a resident step) or
 than its bytes at such a rate. The greater of the two, divided by the time of the step, is the share
 that was reached. It is above 1 beside a program that uses the disk less well.
+
+With --deepspeed, DeepSpeed's NVMe offload trains the same model in the same rounds, without limit.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import torch
 from safetensors.torch import load_model, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import deepspeed_nvme
 from largest import TOKENS, decoder, loss_of
 
 from neaptide import HybridTrainer
@@ -46,7 +49,7 @@ BYTES = 12
 READ, WRITTEN = 16, 12
 """Bytes of a parameter in a step: the weight is read twice and the state once, both written."""
 PIECE = 16 << 20
-LIMITED = "disk"
+LIMITED, RIVAL = "disk", "DeepSpeed"
 STREAMED = {"update": "in_backward", "clip": "none", "resident": 0}
 
 
@@ -70,6 +73,8 @@ def build(way: str, given: argparse.Namespace, file: Path) -> HybridTrainer:
 def trial(way: str, given: argparse.Namespace, file: Path) -> dict[str, Any]:
     """Train in this process; return losses, a digest of the weights, and seconds of each step."""
     before = _status("VmData")
+    if way == RIVAL:
+        return _rival(given, before)
     if way == LIMITED:
         limit = before + given.blocks * 8 * given.width**2 * BYTES // 4
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -94,6 +99,20 @@ def trial(way: str, given: argparse.Namespace, file: Path) -> dict[str, Any]:
         "anonymous": anonymous - before,
         "data": _status("VmData") - before,
     }
+
+
+def _rival(given: argparse.Namespace, before: int) -> dict[str, Any]:
+    torch.set_num_threads(given.threads)
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(TOKENS, given.width, generator=generator) for _ in range(given.steps)]
+    seconds = deepspeed_nvme.seconds_of_steps(
+        lambda: decoder(given.blocks, given.width, "float32").module,
+        loss_of,
+        batches,
+        given.folder,
+        given.width,
+    )
+    return {"seconds": seconds[2:], "anonymous": _status("RssAnon") - before}
 
 
 def alone(folder: Path) -> dict[str, float]:
@@ -149,6 +168,26 @@ def in_process(way: str, given: argparse.Namespace, file: Path) -> dict[str, Any
     return found
 
 
+def show(report: dict[str, Any]) -> None:
+    """Print a table."""
+    parameters, anonymous = report["parameters"], report["anonymous"]
+    print(f"{parameters / 1e6:.0f} million parameters, {parameters * BYTES / 2**30:.2f} GiB of")
+    print(f"weights and state; limit {report['limit'] / 2**20:.0f} MiB, used: ")
+    print(f"data {report['data'] / 2**20:.0f} MiB")
+    print("\n| | s a step | anonymous MiB |\n|---|---|---|")
+    print(f"| resident | {median(report['resident']):.2f} | |")
+    for way, rounds in report["seconds"].items():
+        print(f"| {way} | {median(map(median, rounds)):.2f} | {anonymous[way] / 2**20:,.0f} |")
+    read, write = (median(one[name] for one in report["alone"]) for name in ("read", "write"))
+    rates = [round(rate / 1e9, 2) for rate in report["fio"] if rate is not None]
+    print(
+        f"\na step moves {report['moved'] / 1e9:.2f} GB; alone the tier reads {read / 1e9:.2f} GB/s"
+    )
+    print(f"and writes {write / 1e9:.2f}; fio {rates} GB/s")
+    for name, bound in report["bounds"].items():
+        print(f"bytes by {name} {bound:.2f} s, share of what binds {report['shares'][name]:.2f}")
+
+
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -159,6 +198,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--deepspeed", action="store_true", help="measure its NVMe offload, too")
     parser.add_argument("--trial", help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -176,18 +216,17 @@ def main() -> None:
         rates = [fio(given.folder)]
         rounds: list[dict[str, Any]] = []
         rates_alone: list[dict[str, Any]] = []
+        ways = ["ram", LIMITED, *[RIVAL] * given.deepspeed]
         for _ in range(given.rounds):
-            rounds.append({way: in_process(way, given, file) for way in ("ram", LIMITED)})
+            rounds.append({way: in_process(way, given, file) for way in ways})
             rates.append(fio(given.folder))
             rates_alone.append(in_process("alone", given, file))
         resident = in_process("resident", given, file)
     for found in rounds:
-        for way, one in found.items():
+        for way, one in list(found.items())[:2]:
             assert one["losses"] == resident["losses"], way
             assert one["digest"] == resident["digest"], way
-    seconds = {
-        way: median(median(found[way]["seconds"]) for found in rounds) for way in ("ram", LIMITED)
-    }
+    seconds = {way: median(median(found[way]["seconds"]) for found in rounds) for way in ways}
     known = [rate for rate in rates if rate is not None]
     moved = parameters * (READ + WRITTEN)
     compute = median(resident["seconds"])
@@ -201,7 +240,7 @@ def main() -> None:
         "parameters": parameters,
         "limit": parameters * BYTES // 4,
         "data": max(found[LIMITED]["data"] for found in rounds),
-        "anonymous": max(found[LIMITED]["anonymous"] for found in rounds),
+        "anonymous": {way: max(found[way]["anonymous"] for found in rounds) for way in ways},
         "seconds": {way: [found[way]["seconds"] for found in rounds] for way in seconds},
         "resident": resident["seconds"],
         "moved": moved,
@@ -210,16 +249,7 @@ def main() -> None:
         "bounds": bounds,
         "shares": shares,
     }
-    print(f"{parameters / 1e6:.0f} million parameters, {parameters * BYTES / 2**30:.2f} GiB of")
-    print(f"weights and state; limit {report['limit'] / 2**20:.0f} MiB, used: ")
-    print(f"data {report['data'] / 2**20:.0f} MiB, anonymous {report['anonymous'] / 2**20:.0f} MiB")
-    print(f"\n| | s a step |\n|---|---|\n| resident | {median(resident['seconds']):.2f} |")
-    for way, value in seconds.items():
-        print(f"| {way} | {value:.2f} |")
-    print(f"\na step moves {moved / 1e9:.2f} GB; alone the tier reads {read / 1e9:.2f} GB/s")
-    print(f"and writes {write / 1e9:.2f}; fio {[round(rate / 1e9, 2) for rate in known]} GB/s")
-    for name, bound in bounds.items():
-        print(f"bytes by {name} {bound:.2f} s, share of what binds {shares[name]:.2f}")
+    show(report)
     if given.json:
         given.json.write_text(json.dumps(report, indent=1) + "\n")
 

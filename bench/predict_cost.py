@@ -45,6 +45,7 @@ SUBJECTS: dict[str, dict[str, Any]] = {
     "drift, search_batches = 2": SEARCH,
     "drift, delayed-verdict": {**DRIFT, "delayed-verdict": {}},
     "drift, dynamics-linear": {**DRIFT, "dynamics-linear": {}},
+    "drift, dynamics-mlp": {**DRIFT, "dynamics-mlp": {}},
     "drift, dynamics-rssm": {**DRIFT, "dynamics-rssm": {}},
     "drift, delayed-verdict, adaptive-phases": {
         **DRIFT,

@@ -36,8 +36,9 @@ import torch
 from safetensors.torch import load_model, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import deepspeed_nvme
+
 from largest import TOKENS, decoder, loss_of
+from streaming_ways import deepspeed_nvme
 
 from neaptide import HybridTrainer
 from neaptide_toolkit.machine.facts import facts

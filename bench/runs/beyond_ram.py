@@ -36,7 +36,6 @@ import torch
 from safetensors.torch import load_model, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from largest import TOKENS, decoder, loss_of
 from streaming_ways import deepspeed_nvme
 
@@ -73,9 +72,9 @@ def build(way: str, given: argparse.Namespace, file: Path) -> HybridTrainer:
 
 def trial(way: str, given: argparse.Namespace, file: Path) -> dict[str, Any]:
     """Train in this process; return losses, a digest of the weights, and seconds of each step."""
-    before = _status("VmData")
+    before, resident = _status("VmData"), _status("RssAnon")
     if way == RIVAL:
-        return _rival(given, before)
+        return _rival(given, resident)
     if way == LIMITED:
         limit = before + given.blocks * 8 * given.width**2 * BYTES // 4
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -97,12 +96,12 @@ def trial(way: str, given: argparse.Namespace, file: Path) -> dict[str, Any]:
         "losses": losses,
         "digest": digest.hexdigest(),
         "seconds": seconds[2:],
-        "anonymous": anonymous - before,
+        "anonymous": anonymous - resident,
         "data": _status("VmData") - before,
     }
 
 
-def _rival(given: argparse.Namespace, before: int) -> dict[str, Any]:
+def _rival(given: argparse.Namespace, resident: int) -> dict[str, Any]:
     torch.set_num_threads(given.threads)
     generator = torch.Generator().manual_seed(1)
     batches = [torch.randn(TOKENS, given.width, generator=generator) for _ in range(given.steps)]
@@ -113,7 +112,7 @@ def _rival(given: argparse.Namespace, before: int) -> dict[str, Any]:
         given.folder,
         given.width,
     )
-    return {"seconds": seconds[2:], "anonymous": _status("RssAnon") - before}
+    return {"seconds": seconds[2:], "anonymous": _status("RssAnon") - resident}
 
 
 def alone(folder: Path) -> dict[str, float]:

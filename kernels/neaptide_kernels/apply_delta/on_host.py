@@ -110,7 +110,7 @@ def _add(
     """
     if not weight.numel() or not terms:
         return []
-    flat = weight.detach().view(-1) if weight.is_contiguous() else weight.detach().reshape(-1)
+    flat = weight.detach().reshape(-1)
     *first, last = [term._replace(delta=term.delta.detach().reshape(-1)) for term in terms]
     if not first and weight.is_contiguous():
         return [_call(flat, flat, last, 0, (*rounding, place << STRIDE_BITS))]
@@ -118,17 +118,14 @@ def _add(
     for part in slices(len(flat), _PIECE if first else len(flat)):
         total = flat[part].float() if first else flat[part]
         for term in first:
-            _run([_call(total, total, _part(term, part), part.start, nearest)])
+            moved = term._replace(delta=term.delta[part])
+            _run([_call(total, total, moved, part.start, nearest)])
         drawn = (*rounding, (place << STRIDE_BITS) + part.start)
-        _run([_call(flat[part], total, _part(last, part), part.start, drawn)])
+        moved = last._replace(delta=last.delta[part])
+        _run([_call(flat[part], total, moved, part.start, drawn)])
     if not weight.is_contiguous():
         weight.detach().copy_(flat.view(weight.shape))
     return []
-
-
-def _part(term: _Term, part: slice) -> _Term:
-    group = min(term.group, len(term.delta))
-    return term._replace(delta=term.delta[part], group=group)
 
 
 def _call(

@@ -45,6 +45,8 @@ def contenders(
     arguments = op.spec.complete(sample.arguments)
     query = KERNELS.query(op.spec.name, arguments)
     for provider in KERNELS.providers(op.spec.name):
+        if compiled and provider.build is not None:
+            provider.build(query)  # as `neaptide kernels tune` does
         answer = provider.supports(query)
         name = f"neaptide: {provider.name}"
         if answer is not True:

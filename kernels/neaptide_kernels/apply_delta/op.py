@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_kernels import built
 from neaptide_kernels.int8.reference import quantize_int8
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define, per_element, takes
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import on_host, reference, tuning
+from . import on_host, on_inductor, reference, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -233,7 +234,11 @@ HOST = tuple(
         (apply_int8_delta, on_host.apply_int8_delta),
     )
 )
-for provider in HOST:
+INDUCTOR = (
+    built.provider("apply_delta", on_inductor.apply_delta, on_inductor.recipe_of),
+    built.provider("apply_int8_delta", on_inductor.apply_int8_delta, on_inductor.recipe_of),
+)
+for provider in (*HOST, *INDUCTOR):
     KERNELS.add(provider)
 
 TRITON = tuple(

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_kernels import built
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, Sample, define, per_element
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import eager, on_host, reference, tuning
+from . import eager, on_host, on_inductor, reference, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,7 +205,11 @@ HOST = (
         fewest=on_host.fewest,
     ),
 )
-for provider in (*TORCH, *HOST):
+INDUCTOR = (
+    built.provider("quantize_int8", on_inductor.quantize, on_inductor.recipe_of_quantize),
+    built.provider("dequantize_int8", on_inductor.dequantize, on_inductor.recipe_of_dequantize),
+)
+for provider in (*TORCH, *HOST, *INDUCTOR):
     KERNELS.add(provider)
 
 TRITON = tuple(

@@ -39,17 +39,9 @@ def quantize_int8(
         codes, int8, of the shape of `x`; scale, float32 `[groups]`; zero, int8 `[groups]`. For
         symmetric codes, zero is 0.
     """
-    rows = in_groups(x, group).float()
-    scale, inverse, zero = parameters(rows.amin(1), rows.amax(1), affine=affine)
-    scaled = rows * inverse[:, None]
-    if stochastic:
-        positions = torch.arange(rows.numel(), device=x.device).view(rows.shape)
-        scaled = _rounded(scaled, uniform(seed, positions))
-    else:
-        scaled = scaled.round()
-    codes = (scaled + zero[:, None]).clamp(-128 if affine else -SYMMETRIC, 127)
-    codes = codes.masked_fill(scale.isnan()[:, None], 0).to(torch.int8)
-    return codes.view(-1)[: x.numel()].clone().view(x.shape), scale, zero.to(torch.int8)
+    rows = in_groups(x, group)
+    codes, scale, zero = encoded(rows, affine=affine, seed=seed if stochastic else None)
+    return codes.view(-1)[: x.numel()].clone().view(x.shape), scale, zero
 
 
 def dequantize_int8(
@@ -68,11 +60,35 @@ def dequantize_int8(
         group: the group size of the quantization.
         dtype: dtype of the result.
     """
-    rows = in_groups(codes, group).float()
-    if zero is not None:
-        rows = rows - zero[:, None].float()
-    values = (rows * scale[:, None]).to(dtype)
+    values = decoded(in_groups(codes, group), scale, zero, dtype)
     return values.view(-1)[: codes.numel()].clone().view(codes.shape)
+
+
+def encoded(
+    rows: torch.Tensor, *, affine: bool, seed: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes, scales and zeros of rows, each a group; without a seed, half to even."""
+    rows = rows.float()
+    scale, inverse, zero = parameters(rows.amin(1), rows.amax(1), affine=affine)
+    scaled = rows * inverse[:, None]
+    if seed is None:
+        scaled = scaled.round()
+    else:
+        positions = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+        scaled = _rounded(scaled, uniform(seed, positions))
+    codes = (scaled + zero[:, None]).clamp(-128 if affine else -SYMMETRIC, 127)
+    codes = codes.masked_fill(scale.isnan()[:, None], 0).to(torch.int8)
+    return codes, scale, zero.to(torch.int8)
+
+
+def decoded(
+    rows: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the numbers that rows of codes represent."""
+    numbers = rows.float()
+    if zero is not None:
+        numbers = numbers - zero[:, None].float()
+    return (numbers * scale[:, None]).to(dtype)
 
 
 def _rounded(x: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,20 @@ _SECONDS = 0.1
 _AT_LEAST = 5
 
 
+def built(providers: Iterable[Provider], query: Query) -> dict[str, str]:
+    """Build what providers need for a call; return the providers that cannot, with the reasons."""
+    failed = {}
+    for provider in providers:
+        if provider.build is None:
+            continue
+        try:
+            provider.build(query)
+        except Exception as error:  # noqa: BLE001 - a compiler, or a stranger's code
+            said = " ".join(str(error).split())
+            failed[provider.name] = f"it was not built: {type(error).__name__}: {said}"
+    return failed
+
+
 def time_providers(
     spec: OpSpec, providers: Iterable[Provider], query: Query, arguments: Sequence[Any]
 ) -> tuple[tuple[Timing, ...], dict[str, str]]:

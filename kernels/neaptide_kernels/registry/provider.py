@@ -53,6 +53,9 @@ class Provider:
     fewest: Callable[[Query], int] = _none
     """Returns about how many elements the largest tensor must have, for a call without timings.
     Define it if the first call loads or compiles something for seconds."""
+    build: Callable[[Query], None] | None = None
+    """Compiles what a call needs, in seconds, and keeps it on disk. `neaptide kernels tune` calls
+    it; until then `supports` refuses the call."""
     version: str = "1"
     """The provider's version, including the compiler's version. It must change when old timings
     become invalid."""

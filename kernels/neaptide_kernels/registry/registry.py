@@ -13,7 +13,7 @@ from neaptide_kernels.accelerator import is_capturing
 from . import timings as tables
 from .choosing import ASKED, Choice, Explanation, configured, fastest, judge
 from .faults import KernelError
-from .measuring import time_providers, tuned
+from .measuring import built, time_providers, tuned
 from .op import Op
 from .provider import REFERENCE, Provider
 from .query import query_of
@@ -213,12 +213,14 @@ class Kernels:
     ) -> tuple[tuple[Timing, ...], dict[str, str]]:
         """Time every usable provider on these arguments. `keep` saves the timings for later calls.
 
-        Returns the timings, with the fastest first, and the refused providers with the reasons.
+        With `keep`, providers that are compiled once per machine are built first. Returns the
+        timings, with the fastest first, and the refused providers with the reasons.
         Arguments that the op mutates are overwritten. Raises KernelError for an unknown op.
         Raises NeaptideError if timings cannot be saved.
         """
         arguments = self._known(op).spec.complete(arguments)
         query = self.query(op, arguments)
+        failed = built(self.providers(op), query) if keep else {}
         usable = self._usable(query)
         refused = {
             provider.name: self._trials.refusal(provider, query)
@@ -229,7 +231,7 @@ class Kernels:
         if keep:
             self._timings.keep(self._key(query), measured)
             self._choices.clear()
-        return measured, refused | wrong
+        return measured, refused | failed | wrong
 
     def _admitted(self, query: Query, arguments: Sequence[Any]) -> Choice:
         """Choose a provider that has passed its trial; if tuning is requested, tune first."""

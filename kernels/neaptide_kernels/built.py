@@ -1,0 +1,139 @@
+"""Functions that torch's AOTInductor compiles into files, once per machine.
+
+`neaptide kernels tune` builds them: each takes some seconds and a C++ compiler. A later process
+loads a file in a few milliseconds, and compiles nothing. torch's own threads run the code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import nn
+
+from neaptide_kernels.accelerator import name_of
+from neaptide_kernels.places import default_path
+from neaptide_kernels.registry import Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from neaptide_kernels.registry import Query, Support
+
+_FEWEST = 1 << 20
+"""Elements that are worth loading a function, without timings."""
+
+
+@attrs.frozen
+class Recipe:
+    """A function of tensors, and what it is compiled for."""
+
+    name: str
+    """The name of its file: of the op, the dtypes, and whatever else it is compiled for."""
+    function: Callable[..., Any]
+    example: Callable[[], tuple[torch.Tensor, ...]]
+    """Makes arguments. The function takes others, too, of these dtypes and fixed sizes."""
+    sizes: tuple[Mapping[int, str], ...]
+    """For each argument the dimensions that may have other sizes, each with a name for its size."""
+
+
+def provider(
+    op: str, run: Callable[..., Any], recipe_of: Callable[[Query], Recipe | str]
+) -> Provider:
+    """Return the provider `inductor` of an op.
+
+    `recipe_of` returns what a call needs, or the reason why the call is not supported.
+    """
+
+    def supports(query: Query) -> Support:
+        recipe = _on_host(query, recipe_of)
+        if isinstance(recipe, str):
+            return recipe
+        return _path_of(recipe).exists() or f"it is not built: neaptide kernels tune {op}"
+
+    def build(query: Query) -> None:
+        recipe = _on_host(query, recipe_of)
+        if not isinstance(recipe, str) and not _path_of(recipe).exists():
+            _build(recipe)
+
+    return Provider(
+        op=op,
+        name="inductor",
+        run=run,
+        supports=supports,
+        build=build,
+        priority=1,
+        fewest=lambda _: _FEWEST,
+    )
+
+
+def run(recipe: Recipe, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Call a function that is built; return its results."""
+    results: list[torch.Tensor] = _loaded(_path_of(recipe)).boxed_run(list(tensors))
+    return results
+
+
+def _on_host(query: Query, recipe_of: Callable[[Query], Recipe | str]) -> Recipe | str:
+    return recipe_of(query) if query.device == "cpu" else "it runs on a CPU only"
+
+
+def _build(recipe: Recipe) -> None:
+    path = _path_of(recipe)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {name for sizes in recipe.sizes for name in sizes.values()}
+    dims = {name: torch.export.Dim(name, min=2) for name in names}
+    sizes = [{place: dims[name] for place, name in each.items()} for each in recipe.sizes]
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself
+        program = torch.export.export(
+            _Called(recipe.function), recipe.example(), dynamic_shapes=(tuple(sizes),)
+        )
+        made = torch._inductor.aoti_compile_and_package(  # noqa: SLF001 - documented so
+            program,
+            package_path=str(Path(folder) / path.name),
+            inductor_configs={"cpp.dynamic_threads": True},  # as torch.set_num_threads says
+        )
+        Path(made).replace(path)
+
+
+@cache
+def _loaded(path: Path) -> Any:
+    # `aoti_load_package` calls this, but first it imports torch's whole compiler: seconds.
+    return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)  # noqa: SLF001
+
+
+def _path_of(recipe: Recipe) -> Path:
+    return default_path().parent / "built" / _machine() / f"{recipe.name}.pt2"
+
+
+@cache
+def _machine() -> str:
+    """Return a name for the processor and the version of torch, for which code is compiled."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    facts = (name_of("cpu"), platform.machine(), platform.processor(), flags, os.name)
+    digest = hashlib.sha256("|".join(facts).encode()).hexdigest()[:12]
+    return f"{torch.__version__}-{digest}"
+
+
+class _Called(nn.Module):
+    """A function as the module that `torch.export` asks for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Call the function."""
+        return self._function(*tensors)

@@ -99,6 +99,10 @@ IDEAS = {
     "between-epochs": Idea(("adamw", "between-epochs")),
     "averaged": Idea(("adamw", "pace", "constant", "drift"), against=BASE),
     "constant": Idea(("adamw", "pace", "constant"), against=BASE),
+    **{
+        f"wsd-{name}": Idea(("adamw", "pace", "wsd", name), against=BASE)
+        for name in ("drift", "onset", "onset-short")
+    },
     "stack": Idea(("muon", "pace", "drift"), against=BASE),
     "stack-search": Idea(("muon", "pace", "search"), against=BASE),
 }

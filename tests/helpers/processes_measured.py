@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STEPS = 3
+_SECONDS = 0.5
+"""Until threads of gloo have let go of the last buffers, on a machine that is busy, too."""
 MOMENTS = {
     "around_forward": "forward",
     "around_backward": "backward",
@@ -81,6 +84,8 @@ def main() -> None:
             batches = [*islice(assembly.build_data(config, trainer.hooks).train, STEPS)]
         trainer.run.timeline.listen(listener(log))
         for batch in batches:
+            log.during = "between"
+            time.sleep(_SECONDS)
             log.during = "step"
             trainer.step(batch, phase="full")
         log.during = "estimate"

@@ -76,8 +76,10 @@ def provider(
 
 
 def run(recipe: Recipe, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Call a function that is built; return its results."""
-    results: list[torch.Tensor] = _loaded(_path_of(recipe)).boxed_run(list(tensors))
+    """Call a function that is built; return its results. What it changes must be contiguous."""
+    # The code has the strides of its example: it would read others as if they were these.
+    dense = [tensor.contiguous() for tensor in tensors]
+    results: list[torch.Tensor] = _loaded(_path_of(recipe)).boxed_run(dense)
     return results
 
 

@@ -19,6 +19,7 @@ from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_kernels.registry import KERNELS, KernelError, first_disagreement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from neaptide_kernels.registry import Provider
@@ -69,6 +70,13 @@ def numbers(elements: int, seed: int, edges: list[float]) -> torch.Tensor:
     return made
 
 
+def views(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Return views of a square whose elements are not beside each other."""
+    yield x[:, ::2]
+    yield x.t()
+    yield x[:1].expand(x.shape)
+
+
 several = given(
     groups=st.integers(2, 40),
     group=st.integers(2, 300),
@@ -96,6 +104,16 @@ def test_groups_are_quantized_and_decoded_with_the_bits_of_the_reference() -> No
             assert same(decoded, dequantize_int8(*got, group))
 
     holds()
+    square = numbers(64 * 64, 0, []).bfloat16().view(64, 64)
+    for x, codes in zip(views(square), views(square.char()), strict=True):
+        group = x.shape[1]  # a group is a row of the view
+        scale, zero = square.float()[:, 0], square.char()[:, 0]
+        got = []
+        for name in ("reference", "inductor"):
+            with KERNELS.using(quantize_int8=name, dequantize_int8=name):
+                decoded = dequantize_int8(codes, scale, zero, group)
+                got.append([*quantize_int8(x, group, True), decoded])
+        assert all(map(same, *got))
 
 
 @pytest.mark.usefixtures("cache")
@@ -140,6 +158,12 @@ def test_deltas_are_added_with_the_bits_of_the_reference() -> None:
         assert all(map(same, *changed))
 
     holds()
+    for delta in views(numbers(400, 0, []).view(20, 20)):
+        changed = [torch.zeros(delta.shape, dtype=torch.bfloat16, device="cpu") for _ in range(2)]
+        for name, weight in zip(("reference", "inductor"), changed, strict=True):
+            with KERNELS.using(apply_delta=name):
+                apply_delta([weight], [delta], torch.tensor(0.5))
+        assert same(*changed)
 
 
 @pytest.mark.usefixtures("cache")

@@ -105,7 +105,7 @@ def apply_int8_delta(call: Int8Deltas) -> None:
             add(weight, place, [(delta, scale)], None)
             continue
         rows = weight.detach().view(-1, group), codes.reshape(-1, group)
-        built.run(adding_codes(weight.dtype), *rows, sizes.contiguous(), scale)
+        built.run(adding_codes(weight.dtype), *rows, sizes, scale)
 
 
 def _short(dtype: torch.dtype) -> str:

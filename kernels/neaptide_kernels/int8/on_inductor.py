@@ -104,7 +104,7 @@ def dequantize(
     rows = codes.reshape(-1, min(group, codes.numel()))
     recipe = dequantizing(dtype, affine=zero is not None, single=len(rows) == 1)
     given = (scale,) if zero is None else (scale, zero)
-    (values,) = built.run(recipe, rows, *(each.contiguous() for each in given))
+    (values,) = built.run(recipe, rows, *given)
     return values.view(codes.shape)
 
 

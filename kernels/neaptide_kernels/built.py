@@ -11,6 +11,7 @@ import os
 import platform
 import tempfile
 import warnings
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from torch import nn
 
 from neaptide_kernels.accelerator import name_of
 from neaptide_kernels.places import default_path
-from neaptide_kernels.registry import Provider
+from neaptide_kernels.registry import KernelError, Provider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ def provider(
 
     def build(query: Query) -> None:
         recipe = _on_host(query, recipe_of)
-        if not isinstance(recipe, str) and not _path_of(recipe).exists():
+        if not isinstance(recipe, str) and not _is_whole(_path_of(recipe)):
             _build(recipe)
 
     return Provider(
@@ -106,14 +107,34 @@ def _build(recipe: Recipe) -> None:
         Path(made).replace(path)
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as parts:
+            return parts.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 @cache
 def _loaded(path: Path) -> Any:
+    if not _is_whole(path):  # torch does not look, and damaged code may end the process
+        msg = f"{path} is damaged: neaptide kernels tune builds it anew"
+        raise KernelError(msg)
     # `aoti_load_package` calls this, but first it imports torch's whole compiler: seconds.
     return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)  # noqa: SLF001
 
 
 def _path_of(recipe: Recipe) -> Path:
-    return default_path().parent / "built" / _machine() / f"{recipe.name}.pt2"
+    return default_path().parent / "built" / f"{_machine()}-{_code()}" / f"{recipe.name}.pt2"
+
+
+@cache
+def _code() -> str:
+    """Return a name for the code that is compiled: a newer Neaptide may have other references."""
+    folder = Path(__file__).parent
+    files = sorted([*folder.glob("*/reference.py"), *folder.glob("*/on_inductor.py")])
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in (*files, Path(__file__))))
+    return digest.hexdigest()[:12]
 
 
 @cache

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -219,13 +220,23 @@ def test_without_a_compiler_tune_says_why_nothing_was_built(tmp_path: Path) -> N
     assert tuned["measured"][0]["refused"]["inductor"].startswith("it was not built: ")
 
 
-def test_a_damaged_file_is_told_and_another_provider_runs(cache: Path) -> None:
-    x = torch.zeros(4, 64, device="cpu")
-    inductor("dequantize_int8", x.char(), x[:, 0], None, 64)
+def test_damaged_code_is_told_and_not_run_and_built_anew(cache: Path) -> None:
+    codes, scale = torch.ones(4, 64, dtype=torch.int8, device="cpu"), torch.ones(4, device="cpu")
+    provider = inductor("dequantize_int8", codes, scale, None, 64)
     (file,) = cache.glob("built/*/*.pt2")
-    file.write_bytes(file.read_bytes()[:1000])
+    with zipfile.ZipFile(file) as parts:
+        (library,) = (each for each in parts.infolist() if each.filename.endswith(".so"))
+    content = bytearray(file.read_bytes())
+    content[library.header_offset + library.file_size // 2] ^= 1
+    file.write_bytes(content)
     with (
         KERNELS.using(dequantize_int8="inductor"),
-        pytest.raises(KernelError, match=r"was requested and fails: .*raised"),
+        pytest.raises(
+            KernelError, match=r"raised KernelError: .* is damaged: neaptide kernels tune"
+        ),
     ):
-        dequantize_int8(x.char(), x[:, 0], None, 64)
+        dequantize_int8(codes, scale, None, 64)
+    assert provider.build is not None
+    provider.build(KERNELS.query("dequantize_int8", (codes, scale, None, 64)))
+    with KERNELS.using(dequantize_int8="inductor"):
+        assert same(codes.float(), dequantize_int8(codes, scale, None, 64))

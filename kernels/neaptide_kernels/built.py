@@ -7,9 +7,9 @@ loads a file in a few milliseconds, and compiles nothing. torch's own threads ru
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import platform
-import tempfile
 import warnings
 import zipfile
 from functools import cache
@@ -20,6 +20,7 @@ import attrs
 import torch
 from torch import nn
 
+from neaptide.io.folder import replace_file
 from neaptide_kernels.accelerator import name_of
 from neaptide_kernels.places import default_path
 from neaptide_kernels.registry import KernelError, Provider
@@ -90,21 +91,26 @@ def _on_host(query: Query, recipe_of: Callable[[Query], Recipe | str]) -> Recipe
 
 def _build(recipe: Recipe) -> None:
     path = _path_of(recipe)
-    path.parent.mkdir(parents=True, exist_ok=True)
     names = {name for sizes in recipe.sizes for name in sizes.values()}
     dims = {name: torch.export.Dim(name, min=2) for name in names}
     sizes = [{place: dims[name] for place, name in each.items()} for each in recipe.sizes]
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
+    content = io.BytesIO()  # a file that torch writes on a full disk ends the process
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about itself
         program = torch.export.export(
             _Called(recipe.function), recipe.example(), dynamic_shapes=(tuple(sizes),)
         )
-        made = torch._inductor.aoti_compile_and_package(  # noqa: SLF001 - documented so
+        torch._inductor.aoti_compile_and_package(  # noqa: SLF001 - documented so
             program,
-            package_path=str(Path(folder) / path.name),
+            package_path=content,
             inductor_configs={"cpp.dynamic_threads": True},  # as torch.set_num_threads says
         )
-        Path(made).replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.getvalue())
+    except OSError as error:
+        msg = f"cannot write {path}: {error.strerror}; set NEAPTIDE_CACHE_DIR elsewhere"
+        raise KernelError(msg) from error
 
 
 def _is_whole(path: Path) -> bool:

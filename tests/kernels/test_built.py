@@ -20,7 +20,7 @@ from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_kernels.registry import KERNELS, KernelError, first_disagreement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from neaptide_kernels.registry import Provider
@@ -191,10 +191,13 @@ def test_deltas_of_codes_are_added_with_the_bits_of_the_reference() -> None:
     holds()
 
 
-def kernels(folder: Path, command: str, op: str, **env: str) -> dict[str, Any]:
+def kernels(
+    folder: Path, command: str, op: str, *, within: Sequence[str] = (), **env: str
+) -> dict[str, Any]:
     """Return what `neaptide kernels` prints in a process of its own."""
+    line = [sys.executable, "-m", "neaptide", "kernels", command, op, "--device", "cpu", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "neaptide", "kernels", command, op, "--device", "cpu", "--json"],
+        [*within, *line],
         env=environment(NEAPTIDE_CACHE_DIR=str(folder), **env), check=True, capture_output=True,
     )  # fmt: skip
     told: dict[str, Any] = json.loads(done.stdout)
@@ -218,6 +221,18 @@ def test_without_a_compiler_tune_says_why_nothing_was_built(tmp_path: Path) -> N
     own = {"CXX": "/nothing/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch")}
     tuned = kernels(tmp_path, "tune", "apply_int8_delta", **own)
     assert tuned["measured"][0]["refused"]["inductor"].startswith("it was not built: ")
+
+
+def test_on_a_full_disk_tune_says_where_nothing_was_built(tmp_path: Path) -> None:
+    mount = f'mount -t tmpfs -o size=200k none "{tmp_path}" && exec "$@"'
+    within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    probe = subprocess.run([*within, "true"], check=False, capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"no small file system: {probe.stderr.decode().strip()}")
+    tuned = kernels(tmp_path, "tune", "apply_int8_delta", within=within)
+    said = tuned["measured"][0]["refused"]["inductor"]
+    assert f"cannot write {tmp_path}/built/" in said
+    assert said.endswith("No space left on device; set NEAPTIDE_CACHE_DIR elsewhere")
 
 
 def test_damaged_code_is_told_and_not_run_and_built_anew(cache: Path) -> None:

@@ -145,7 +145,8 @@ def merge(path: Path, measured: Mapping[str, tuple[Timing, ...]]) -> None:
             }
             replace_file(path, json.dumps(content, indent=1).encode())
     except OSError as error:
-        msg = f"cannot write the kernels' timings to {path}: {error.strerror}"
+        reason = f"{error.strerror}; set NEAPTIDE_CACHE_DIR elsewhere"
+        msg = f"cannot write the kernels' timings to {path}: {reason}"
         raise NeaptideError(msg) from error
 
 

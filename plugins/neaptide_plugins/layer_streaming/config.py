@@ -197,10 +197,8 @@ class LayerStreamingConfig:
     @path.validator
     def _is_for_a_disk(self, attribute: attrs.Attribute[Any], value: object) -> None:
         if (self.tier == "disk") != bool(value):
-            msg = (
-                f"{attribute.name!r} names the directories of tier = 'disk' (got {value!r} with "
-                f"tier = {self.tier!r})"
-            )
+            wanted = "needs tier = 'disk'" if value else "must name directories for tier = 'disk'"
+            msg = f"{attribute.name!r} {wanted} (got {value!r} with tier = {self.tier!r})"
             raise ValueError(msg)
 
     @ram_gib.validator

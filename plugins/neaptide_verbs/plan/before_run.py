@@ -160,8 +160,8 @@ def _with_choice(config: RunConfig) -> RunConfig:
         raise ConfigError(msg)
     found = ask(config, free_now(config.train.device))
     if found.chosen is None:
-        why = found.problem
-        msg = f"no plan can choose settings that are 'auto': {why}; give numbers @ plugins"
+        why = f"{found.problem}; mend that, or give numbers @ plugins"
+        msg = f"no plan can choose settings that are 'auto': {why}"
         raise ConfigError(msg)
     _refuse(found)
     CONSOLE.info("the plan chose %s", ", ".join(written(found.chosen)))

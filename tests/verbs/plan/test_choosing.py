@@ -123,9 +123,18 @@ def test_a_choice_that_cannot_run_is_passed_over() -> None:
     whole = overlay(DEEP, {"model": {"name": f"{__name__}:normed"}})
     config, _ = chosen(configured(whole, ())[0], target("rtx4090", 64))
     assert config.plugins[NAME].micro_batches == 1
-    never = overlay(whole, {"plugins": {NAME: {"blocks": "none.*"}}})
-    with pytest.raises(ConfigError, match=r"nothing that a plan can choose runs: .*none"):
-        chosen(configured(never, ())[0], target("rtx4090", 64))
+
+
+def test_what_fails_with_every_choice_is_told_as_without_a_choice() -> None:
+    for wrong in ({"plugins": {NAME: {"blocks": "none.*"}}}, {"optimizer": {"name": "torch:None"}}):
+        said = []
+        for settings in (AUTO, dict.fromkeys(AUTO, 2)):
+            table = overlay(DEEP, {"plugins": {NAME: settings}})
+            config = configured(overlay(table, wrong), ())[0]
+            with pytest.raises(ConfigError) as refused:
+                chosen(config, target("rtx4090", 64))
+            said.append(str(refused.value))
+        assert said[0] == said[1]
 
 
 def streamed(folder: Path) -> str:
@@ -172,7 +181,8 @@ def test_without_a_plan_nothing_is_chosen(
     unknown = neaptide("run", file)
     assert unknown.code == 2
     assert (
-        "no plan can choose settings that are 'auto': it needs values; give numbers" in unknown.err
+        "no plan can choose settings that are 'auto': it needs values; mend that, or give numbers"
+        in unknown.err
     )
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4)) for _ in range(3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -113,7 +113,8 @@ class _Search:
         if last is None:
             first = self._tried[0]
             msg = f"nothing that a plan can choose runs: {first.why} @ {' '.join(_names(first))}"
-            raise ConfigError(msg)
+            same = all(one.why == first.why for one in self._tried)
+            raise ConfigError(first.why if same else msg)  # the same: it is not about the choice
         self._tried = [one for one in self._tried if one.settings != last]
         config = self._with(last)
         with unheard():

@@ -10,8 +10,8 @@ from support import tiny_trainer
 from neaptide import ConfigError
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tier": "disk"}, "'path' names the directories of tier = 'disk'"),
-    ({"path": "/tmp"}, "'path' names the directories of tier = 'disk'"),
+    ({"tier": "disk"}, "'path' must name directories for tier = 'disk'"),
+    ({"path": "/tmp"}, "'path' needs tier = 'disk'"),
     ({"ram_gib": 1.0}, r"'ram_gib' needs tier = 'disk' \(got 1.0\); host_gib limits the RAM"),
     ({"tier": "disk", "path": "/dev/shm"}, "keeps files in RAM; name one on a disk"),
     ({"tier": "disk", "path": "/nowhere"}, "'/nowhere' is not a directory"),

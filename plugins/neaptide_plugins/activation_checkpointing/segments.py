@@ -2,9 +2,8 @@
 
 As in torch's non-reentrant checkpoint, the forward builds the usual graph, but the tensors that the
 graph's nodes save are dropped. When the backward needs the first dropped tensor of a segment, all
-dropped tensors of this segment are recomputed. Two things differ from torch: a segment can contain
-several block calls in the model's own code, and the recomputation does not update a block's buffers
-(BatchNorm's statistics) again.
+are recomputed. Unlike in torch, a segment can contain several block calls in the model's own code,
+and the recomputation finds and leaves buffers and attributes as if there were only the forward.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from neaptide_toolkit.recompute import (
     in_torchs_checkpoint,
     record,
 )
+from neaptide_toolkit.recompute.untracked_state import UntrackedState, learn_moves
 from neaptide_toolkit.tensors import tensor_bytes
 
 from .saved_ops import selective_contexts
@@ -57,17 +57,13 @@ class _CheckpointedBlock:
     buffers: Buffers
     changes_inputs: bool | None = None
 
-    @property
-    def forward(self) -> Callable[..., Any]:
-        """The block's original forward."""
-        return self.patch.forward
-
 
 @attrs.define(eq=False)
 class _CheckpointedCall:
     block: _CheckpointedBlock
     arguments: Arguments
     context: CallContext
+    untracked: UntrackedState
     again: Any
     """The context of a replay: the ops of `save_ops` return the outputs that the forward kept."""
 
@@ -127,10 +123,10 @@ class _Segment:
         try:
             for call in self.calls:
                 name = call.block.name
-                with torch.enable_grad(), call.context.restored():
+                with torch.enable_grad(), call.context.restored(), call.untracked.restored():
                     args, kwargs = call.arguments.again(outputs)
                     with call.again, saved_tensors_hooks(catch, _never):
-                        outputs.append(tree_leaves(call.block.forward(*args, **kwargs)))
+                        outputs.append(tree_leaves(call.block.patch.forward(*args, **kwargs)))
         except _Enough:
             return
         except ChangedInPlaceError as error:
@@ -211,7 +207,7 @@ class Segments:
             or not self._enabled()
             or in_torchs_checkpoint()
         ):
-            return block.forward(*args, **kwargs)
+            return block.patch.forward(*args, **kwargs)
         check_no_transform(block.name, "activation-checkpointing")
         segment = self._current()
         if segment is None or segment.key != key or block.index <= segment.last:
@@ -243,12 +239,15 @@ class Segments:
             )
             self.notes += [note] if note not in self.notes else []
         forward_context, again = self._contexts()
-        call = _CheckpointedCall(block, arguments, CallContext.now(block.buffers.before()), again)
+        context = CallContext.now(block.buffers.before())
+        untracked = UntrackedState.now(block.buffers.parts.now())
+        call = _CheckpointedCall(block, arguments, context, untracked, again)
         index, seen = len(segment.calls), set[int]()
         segment.calls.append(call)
         segment.last = block.index
         with forward_context, saved_tensors_hooks(partial(self._drop, segment, seen), _take):
-            returned = block.forward(*args, **kwargs)
+            returned = block.patch.forward(*args, **kwargs)
+        learn_moves([untracked])
         self._learn(block, call)
         for leaf, value in enumerate(tree_leaves(returned)):
             if isinstance(value, torch.Tensor):

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from neaptide_toolkit.offload.layout import Place
     from neaptide_toolkit.recompute.call_context import RandomNumbers
+    from neaptide_toolkit.recompute.untracked_state import UntrackedState
 
     from ..weights.order import UseKind
     from .graph_outside import GraphOutside
     from .reads import Edge
     from .unit import Unit
-    from .untracked_state import UntrackedState
 
 WITHOUT_HOOKS = "don't yet support saved tensor hooks"
 """Part of the error text of torch.func in a forward while hooks on saved tensors are set."""

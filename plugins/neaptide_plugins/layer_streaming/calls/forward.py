@@ -13,6 +13,7 @@ from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import CallContext
 from neaptide_toolkit.recompute.call_context import random_numbers
 from neaptide_toolkit.recompute.repeated import repeated
+from neaptide_toolkit.recompute.untracked_state import UntrackedState, learn_moves
 
 from .call import WITHOUT_HOOKS, tried
 from .graph_outside import GraphOutside
@@ -20,7 +21,6 @@ from .micro_batches import Batch, joined
 from .reads import edges_of, reads_of
 from .split_probe import probe, sampled, ways_out
 from .tensors import FoundTensors, replaced
-from .untracked_state import UntrackedState, learn_moves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,10 @@ import torch
 
 from neaptide.errors import ModelError
 from neaptide_toolkit.recompute import CallContext
+from neaptide_toolkit.recompute.untracked_state import UntrackedState
 
 from .call import tried
 from .micro_batches import Batch, joined
-from .untracked_state import UntrackedState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 from torch import nn
 
-from neaptide_plugins.layer_streaming.calls.untracked_state import (
-    RandomState,
-    UntrackedState,
-    learn_moves,
-)
 from neaptide_toolkit.recompute import KeptParts, parts_of
+from neaptide_toolkit.recompute.untracked_state import RandomState, UntrackedState, learn_moves
 
 DRAWS = {
     "python": random.random,

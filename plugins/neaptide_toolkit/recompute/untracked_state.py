@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OWN = frozenset(
     [*vars(nn.Module()), "forward", "_compiled_call_impl", "_is_full_backward_hook"]
 ) - {"training"}
-"""Names of a module's attributes that belong to torch or to streaming, except `training`."""
+"""Names of a module's attributes that belong to torch or to a patch, except `training`."""
 
 _MERSENNE = struct.Struct("=2496si")
 """The memory of numpy's MT19937 generator: 624 numbers of 32 bits, and the place of the next."""

@@ -48,7 +48,11 @@ class Recipe:
 
 
 def provider(
-    op: str, run: Callable[..., Any], recipe_of: Callable[[Query], Recipe | str]
+    op: str,
+    run: Callable[..., Any],
+    recipe_of: Callable[[Query], Recipe | str],
+    *,
+    workspace_bytes: Callable[[Query], int] = lambda _: 0,
 ) -> Provider:
     """Return the provider `inductor` of an op.
 
@@ -74,6 +78,7 @@ def provider(
         build=build,
         priority=1,
         fewest=lambda _: _FEWEST,
+        workspace_bytes=workspace_bytes,
     )
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support import environment
 
 from neaptide_kernels.apply_delta import apply_delta, apply_int8_delta
+from neaptide_kernels.chunked_cross_entropy.op import chunked_cross_entropy
 from neaptide_kernels.int8 import dequantize_int8, quantize_int8
 from neaptide_kernels.registry import KERNELS, KernelError, first_disagreement
 
@@ -189,6 +190,30 @@ def test_deltas_of_codes_are_added_with_the_bits_of_the_reference() -> None:
         assert all(map(same, *changed))
 
     holds()
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_loss_agrees_with_the_reference_also_for_odd_labels_and_logits(
+    dtype: torch.dtype,
+) -> None:
+    op = chunked_cross_entropy
+    sample = next(iter(op.spec.samples(torch.device("cpu"))))
+    provider = inductor("chunked_cross_entropy", *sample.arguments)
+    query = KERNELS.query("chunked_cross_entropy", op.spec.complete(sample.arguments))
+    assert first_disagreement(op.spec, provider, query, {}) is None
+    hidden = numbers(37 * 8, 0, []).view(37, 8).clamp(-3, 3).to(dtype)
+    weight = numbers(50 * 8, 1, []).view(50, 8).clamp(-3, 3).to(dtype)
+    labels = torch.arange(37, device="cpu")
+    labels[:4] = torch.tensor([-100, -1, 50, 7])
+    hidden[5], hidden[6, 0] = torch.inf, torch.nan
+    results = []
+    for name in ("reference", "inductor"):
+        with KERNELS.using(chunked_cross_entropy=name):
+            results.append(op(hidden, weight, None, labels, 9, 7, None, None, True, True, False))
+    for expected, got in zip(*results, strict=True):
+        assert torch.equal(expected.isnan(), got.isnan())
+        torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 def kernels(

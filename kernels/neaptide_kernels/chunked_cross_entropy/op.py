@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_kernels import built
 from neaptide_kernels.registry import KERNELS, OpSpec, Provider, define
 from neaptide_kernels.support import no_triton, triton_version
 
-from . import in_place, reference, tuning
+from . import in_place, on_inductor, reference, tuning
 from .checks import check
 from .chunks import precise
 from .trials import ALLOWED, agree, large, samples
@@ -201,7 +202,14 @@ TORCH = Provider(
     priority=5,
     workspace_bytes=_precise_bytes,
 )
-KERNELS.add(TORCH)
+INDUCTOR = built.provider(
+    "chunked_cross_entropy",
+    on_inductor.chunked_cross_entropy,
+    on_inductor.recipe_of,
+    workspace_bytes=_precise_bytes,
+)
+for provider in (TORCH, INDUCTOR):
+    KERNELS.add(provider)
 
 TRITON = (
     Provider(

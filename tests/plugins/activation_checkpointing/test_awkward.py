@@ -261,7 +261,7 @@ def test_what_a_block_counts_and_draws_in_python_is_the_same_again(
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
-        model = Net(Remembering)
+        model = Net(Remembering).to(DEVICE)
         if patched:
             patch(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

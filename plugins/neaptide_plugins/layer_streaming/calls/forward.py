@@ -78,10 +78,10 @@ def forward(call: Call) -> list[torch.Tensor]:
 
 def _forward(call: Call, start: _State) -> None:
     unit = call.unit
-    hooks = (
-        # An integer takes the place of a tensor that autograd would save.
-        saved_tensors_hooks(id, lambda _: _not_kept(call)) if unit.hooked else nullcontext()
-    )
+    # An integer takes the place of a tensor that autograd would save. The hook does not hold the
+    # call, as a tensor that the block keeps as an attribute holds the hook.
+    not_kept = partial(_not_kept, unit.block.name)
+    hooks = saved_tensors_hooks(id, not_kept) if unit.hooked else nullcontext()
     # In one thread the numbers of the graph's nodes rise, even if the block itself runs a backward.
     threads = (
         nullcontext() if call.outside is None else torch.autograd.set_multithreading_enabled(False)
@@ -154,9 +154,9 @@ def _note(call: Call, start: _State) -> None:
     call.untracked.append(untracked)
 
 
-def _not_kept(call: Call) -> torch.Tensor:
+def _not_kept(name: str, _: object) -> torch.Tensor:
     msg = (
-        f"a tensor from inside block {call.unit.block.name!r} is used outside without being "
+        f"a tensor from inside block {name!r} is used outside without being "
         f"returned (by a hook, or as an attribute), so its graph is not kept; return it from the "
         f"block, or set mode = 'graph'"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,3 +54,30 @@ def test_a_constant_needs_no_gradient(settings: dict[str, object]) -> None:
     ) as trainer:
         trainer.step(torch.randn(4, WIDTH, device=DEVICE))
     assert [[True, False, False, False]] * 3 == model.needs
+
+
+class Storing(Block):
+    """Stores what it computed last, as a model does for a penalty or for a picture of attention."""
+
+    last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.last = self.linear(x)
+        return self.last * mask, mask, mask, x.argmax(-1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"micro_batches": 2}, {"update": "in_backward"}])
+def test_what_a_block_stored_in_earlier_steps_is_freed(settings: dict[str, object]) -> None:
+    model = Net()
+    model.blocks = nn.ModuleList(Storing() for _ in range(3))
+    optimizer = torch.optim.SGD(model.to(DEVICE).parameters(), lr=0.1)
+    config = {"plugins": {"layer-streaming": settings}}
+    stored = []
+    with HybridTrainer(
+        model, optimizer, loss_fn=lambda model, x: model(x), config=config
+    ) as trainer:
+        for _ in range(6):
+            trainer.step(torch.randn(4, WIDTH, device=DEVICE))
+            stored.append(weakref.ref(model.blocks[1].last))
+    gc.collect()
+    assert [False] * 4 == [one() is not None for one in stored[:4]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import os
 import platform
 import warnings
@@ -96,6 +97,9 @@ def _on_host(query: Query, recipe_of: Callable[[Query], Recipe | str]) -> Recipe
 
 def _build(recipe: Recipe) -> None:
     path = _path_of(recipe)
+    logging.getLogger("neaptide").warning(
+        "%s is built for this CPU, once: it takes some seconds", recipe.name
+    )
     names = {name for sizes in recipe.sizes for name in sizes.values()}
     dims = {name: torch.export.Dim(name, min=2) for name in names}
     sizes = [{place: dims[name] for place, name in each.items()} for each in recipe.sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,6 +30,33 @@ class Head:
 def precise(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of losses and of sums of gradients: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def by_chunks(
+    differentiate: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+) -> Callable[..., Any]:
+    """Return a provider's `run` for a `differentiate` of `sums`, which also gets its config."""
+
+    def run(
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        chunk: int,
+        ignore_index: int,
+        softcap: float | None,
+        dtype: torch.dtype | None,
+        *wanted: bool,
+        **config: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        head = Head(ignore_index, softcap, dtype or hidden.dtype)
+        for_hidden, for_weight, for_bias = wanted
+        return sums(
+            hidden, weight, bias, labels.contiguous(), chunk, head,
+            (for_hidden, for_weight, for_bias), partial(differentiate, **config),
+        )  # fmt: skip
+
+    return run
 
 
 def sums(

@@ -4,26 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .chunks import Head, sums
-
-
-def chunked_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    chunk: int,
-    ignore_index: int,
-    softcap: float | None,
-    dtype: torch.dtype | None,
-    *wanted: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy` with one float32 buffer per chunk, or two with a softcap."""
-    head = Head(ignore_index, softcap, dtype or hidden.dtype)
-    for_hidden, for_weight, for_bias = wanted
-    return sums(
-        hidden, weight, bias, labels, chunk, head, (for_hidden, for_weight, for_bias), differentiate
-    )
+from .chunks import Head, by_chunks
 
 
 def differentiate(
@@ -57,3 +38,7 @@ def differentiate(
             logits.mul_(slope)
         logits.masked_fill_(ignored, 0)
     return losses.sum(), logits
+
+
+chunked_cross_entropy = by_chunks(differentiate)
+"""Run the op with one float32 buffer per chunk, or two with a softcap."""

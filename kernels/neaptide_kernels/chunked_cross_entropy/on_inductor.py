@@ -9,7 +9,7 @@ import torch
 from neaptide_kernels import built
 
 from . import in_place
-from .chunks import Head, sums
+from .chunks import Head, by_chunks
 
 if TYPE_CHECKING:
     from neaptide_kernels.registry import Query
@@ -25,32 +25,6 @@ def recipe_of(query: Query) -> built.Recipe | str:
     if (query["dtype"] or query["hidden"].dtype) == torch.float64:
         return "it computes in float32"
     return DIFFERENTIATING
-
-
-def chunked_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    chunk: int,
-    ignore_index: int,
-    softcap: float | None,
-    dtype: torch.dtype | None,
-    *wanted: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy` with one float32 buffer per chunk."""
-    head = Head(ignore_index, softcap, dtype or hidden.dtype)
-    for_hidden, for_weight, for_bias = wanted
-    return sums(
-        hidden,
-        weight,
-        bias,
-        labels,
-        chunk,
-        head,
-        (for_hidden, for_weight, for_bias),
-        _differentiate,
-    )
 
 
 def _differentiate(
@@ -96,3 +70,6 @@ DIFFERENTIATING = built.Recipe(
     sizes=({0: "tokens", 1: "words"}, {0: "tokens"}, {}),
 )
 """A chunk's loss, and the gradient of its logits in their memory."""
+
+chunked_cross_entropy = by_chunks(_differentiate)
+"""Run the op with one float32 buffer per chunk."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide_kernels.shipping import ShippedKernel
 
-from .chunks import Head, sums
+from .chunks import Head, by_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,40 +31,14 @@ def configs(_: Query) -> Sequence[Mapping[str, Any]]:
     return CONFIGS
 
 
-def chunked_cross_entropy(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    chunk: int,
-    ignore_index: int,
-    softcap: float | None,
-    dtype: torch.dtype | None,
-    *wanted: bool,
-    tile: int = TILE,
-    num_warps: int = 8,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `chunked_cross_entropy` with one Triton launch per chunk.
-
-    torch computes the matrix products. A chunk needs a single buffer: the logits, in `dtype`.
-    """
-    head = Head(ignore_index, softcap, dtype or hidden.dtype)
-    for_hidden, for_weight, for_bias = wanted
-    return sums(
-        hidden, weight, bias, labels.contiguous(), chunk, head,
-        (for_hidden, for_weight, for_bias),
-        partial(_differentiate, tile=tile, num_warps=num_warps),
-    )  # fmt: skip
-
-
 def _differentiate(
     logits: torch.Tensor,
     labels: torch.Tensor,
     head: Head,
     with_gradient: bool,
     *,
-    tile: int,
-    num_warps: int,
+    tile: int = TILE,
+    num_warps: int = 8,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from . import kernel  # noqa: PLC0415 - it needs Triton
 
@@ -78,6 +51,13 @@ def _differentiate(
         SOFTCAP=head.softcap is not None, WITH_GRADIENT=with_gradient, num_warps=num_warps,
     )  # fmt: skip
     return losses.sum(), logits
+
+
+chunked_cross_entropy = by_chunks(_differentiate)
+"""Run the op with one Triton launch per chunk.
+
+torch computes the matrix products. A chunk needs a single buffer: the logits, in `dtype`.
+"""
 
 
 def shipped() -> Iterator[ShippedKernel]:

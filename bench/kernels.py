@@ -26,6 +26,7 @@ from kernel_times.seconds import ceilings, seconds
 
 from neaptide_kernels.catalogue import triton_providers
 from neaptide_kernels.registry import KERNELS, first_disagreement
+from neaptide_kernels.registry.measuring import built
 from neaptide_toolkit.machine.facts import facts
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def contenders(
     """Yield each provider and rival: its name, and a callable or the reason why it cannot run."""
     arguments = op.spec.complete(sample.arguments)
     query = KERNELS.query(op.spec.name, arguments)
-    for provider in KERNELS.providers(op.spec.name):
-        if compiled and provider.build is not None:
-            provider.build(query)  # as `neaptide kernels tune` does
-        answer = provider.supports(query)
+    providers = KERNELS.providers(op.spec.name)
+    failed = built(providers, query) if compiled else {}  # as `neaptide kernels tune` does
+    for provider in providers:
+        answer = failed.get(provider.name) or provider.supports(query)
         name = f"neaptide: {provider.name}"
         if answer is not True:
             yield name, str(answer)

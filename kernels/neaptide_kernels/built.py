@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from neaptide_kernels.registry import Query, Support
 
+LEAST = 2
+"""The smallest size of a dimension that may have several."""
 _FEWEST = 1 << 20
 """Elements that are worth loading a function, without timings."""
 
@@ -83,12 +85,21 @@ def provider(
     )
 
 
-def run(recipe: Recipe, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Call a function that is built; return its results. What it changes must be contiguous."""
-    # The code has the strides of its example: it would read others as if they were these.
-    dense = [tensor.contiguous() for tensor in tensors]
-    results: list[torch.Tensor] = _loaded(_path_of(recipe)).boxed_run(dense)
-    return results
+def function(recipe: Recipe) -> Callable[..., list[torch.Tensor]]:
+    """Return a function that is built. What it changes must be contiguous."""
+    loaded = _loaded(_path_of(recipe))
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        # The code has the strides of its example: it would read others as if they were these.
+        results: list[torch.Tensor] = loaded.boxed_run([one.contiguous() for one in tensors])
+        return results
+
+    return run
+
+
+def short(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, as a part of a recipe's name."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _on_host(query: Query, recipe_of: Callable[[Query], Recipe | str]) -> Recipe | str:
@@ -101,7 +112,7 @@ def _build(recipe: Recipe) -> None:
         "%s is built for this CPU, once: it takes some seconds", recipe.name
     )
     names = {name for sizes in recipe.sizes for name in sizes.values()}
-    dims = {name: torch.export.Dim(name, min=2) for name in names}
+    dims = {name: torch.export.Dim(name, min=LEAST) for name in names}
     sizes = [{place: dims[name] for place, name in each.items()} for each in recipe.sizes]
     content = io.BytesIO()  # a file that torch writes on a full disk ends the process
     with warnings.catch_warnings():

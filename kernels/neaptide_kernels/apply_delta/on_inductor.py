@@ -49,7 +49,7 @@ def adding(weight: torch.dtype, delta: torch.dtype) -> built.Recipe:
         return numbers.to(weight), numbers.to(delta, copy=True), numbers[:1].clone().view(())
 
     return built.Recipe(
-        name=f"apply_delta-{_short(delta)}-to-{_short(weight)}",
+        name=f"apply_delta-{built.short(delta)}-to-{built.short(weight)}",
         function=added,
         example=example,
         sizes=({0: "elements"}, {0: "elements"}, {}),
@@ -73,7 +73,7 @@ def adding_codes(weight: torch.dtype) -> built.Recipe:
 
     rows = {0: "groups", 1: "group"}
     return built.Recipe(
-        name=f"apply_int8_delta-to-{_short(weight)}",
+        name=f"apply_int8_delta-to-{built.short(weight)}",
         function=added,
         example=example,
         sizes=(rows, rows, {0: "groups"}, {}),
@@ -83,30 +83,26 @@ def adding_codes(weight: torch.dtype) -> built.Recipe:
 @takes(FloatDeltas)
 def apply_delta(call: FloatDeltas) -> None:
     """Run `apply_delta`; weights that are not contiguous are left to the reference."""
+    step = built.function(adding(call.params[0].dtype, call.deltas[0].dtype))
     pairs = by_weight(call.params, call.deltas, call.scale.float())
     for place, (weight, [(delta, scale)]) in enumerate(pairs):
-        if weight.numel() < 2 or not weight.is_contiguous():  # noqa: PLR2004 - torch.export's least
+        if weight.numel() < built.LEAST or not weight.is_contiguous():
             add(weight, place, [(delta, scale)], None)
-            continue
-        recipe = adding(weight.dtype, delta.dtype)
-        built.run(recipe, weight.detach().view(-1), delta.detach().reshape(-1), scale)
+        else:
+            step(weight.detach().view(-1), delta.detach().reshape(-1), scale)
 
 
 @takes(Int8Deltas)
 def apply_int8_delta(call: Int8Deltas) -> None:
     """Run `apply_int8_delta`; weights of one group or a part of one are left to the reference."""
+    step, group = built.function(adding_codes(call.params[0].dtype)), call.group
     pairs = by_weight(call.params, call.codes, call.scale.float())
     for place, ((weight, [(codes, scale)]), sizes) in enumerate(
         zip(pairs, call.code_scales, strict=True)
     ):
-        group, rest = call.group, weight.numel() % call.group
-        if rest or group < 2 or weight.numel() < 2 * group or not weight.is_contiguous():  # noqa: PLR2004
+        groups, rest = divmod(weight.numel(), group)
+        if rest or min(group, groups) < built.LEAST or not weight.is_contiguous():
             delta = dequantize_int8(codes, sizes, None, group)
             add(weight, place, [(delta, scale)], None)
-            continue
-        rows = weight.detach().view(-1, group), codes.reshape(-1, group)
-        built.run(adding_codes(weight.dtype), *rows, sizes, scale)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        else:
+            step(weight.detach().view(-1, group), codes.reshape(-1, group), sizes, scale)

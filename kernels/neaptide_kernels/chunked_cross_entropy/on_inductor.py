@@ -14,9 +14,6 @@ from .chunks import Head, by_chunks
 if TYPE_CHECKING:
     from neaptide_kernels.registry import Query
 
-_LEAST = 2
-"""The smallest size of a dimension that `torch.export` leaves open."""
-
 
 def recipe_of(query: Query) -> built.Recipe | str:
     """Return what a call needs, or the reason why the call is not supported."""
@@ -31,10 +28,10 @@ def _differentiate(
     logits: torch.Tensor, labels: torch.Tensor, head: Head, with_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = logits.to(head.precise)
-    if not with_gradient or min(logits.shape) < _LEAST:
+    if not with_gradient or min(logits.shape) < built.LEAST:
         return in_place.differentiate(logits, labels, head, with_gradient)
     ignored = torch.tensor(head.ignore_index, device=labels.device)
-    (loss,) = built.run(DIFFERENTIATING, logits, labels, ignored)
+    (loss,) = built.function(DIFFERENTIATING)(logits, labels, ignored)
     return loss, logits
 
 

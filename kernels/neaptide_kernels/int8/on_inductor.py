@@ -41,8 +41,8 @@ def recipe_of_dequantize(query: Query) -> built.Recipe | str:
 
 def _refusal(query: Query, name: str) -> str:
     elements, group = query[name].elements, query["group"]
-    if elements < 2 or (group < elements and (elements % group or group < 2)):  # noqa: PLR2004
-        return "it takes whole groups of at least 2 elements"
+    if min(elements, group) < built.LEAST or (group < elements and elements % group):
+        return f"it takes whole groups of at least {built.LEAST} elements"
     return ""
 
 
@@ -51,7 +51,7 @@ def quantizing(dtype: torch.dtype, *, affine: bool, single: bool) -> built.Recip
     """Return how groups are quantized: several, or a single one."""
     kind = "affine" if affine else "symmetric"
     return built.Recipe(
-        name=f"quantize_int8-{_short(dtype)}-{kind}-{_form(single=single)}",
+        name=f"quantize_int8-{built.short(dtype)}-{kind}-{_form(single=single)}",
         function=partial(reference.encoded, affine=affine, seed=None),
         example=lambda: (torch.randn(_rows(single=single), device="cpu").to(dtype),),
         sizes=(_sizes(single=single),),
@@ -75,7 +75,7 @@ def dequantizing(dtype: torch.dtype, *, affine: bool, single: bool) -> built.Rec
     groups = {} if single else {0: "groups"}
     kind = "affine" if affine else "symmetric"
     return built.Recipe(
-        name=f"dequantize_int8-{_short(dtype)}-{kind}-{_form(single=single)}",
+        name=f"dequantize_int8-{built.short(dtype)}-{kind}-{_form(single=single)}",
         function=decoded,
         example=example,
         sizes=(_sizes(single=single), *[groups] * (2 if affine else 1)),
@@ -89,7 +89,7 @@ def quantize(
     del stochastic, seed
     rows = x.detach().reshape(-1, min(group, x.numel()))
     recipe = quantizing(x.dtype, affine=affine, single=len(rows) == 1)
-    codes, scale, zero = built.run(recipe, rows)
+    codes, scale, zero = built.function(recipe)(rows)
     return codes.view(x.shape), scale, zero
 
 
@@ -104,7 +104,7 @@ def dequantize(
     rows = codes.reshape(-1, min(group, codes.numel()))
     recipe = dequantizing(dtype, affine=zero is not None, single=len(rows) == 1)
     given = (scale,) if zero is None else (scale, zero)
-    (values,) = built.run(recipe, rows, *given)
+    (values,) = built.function(recipe)(rows, *given)
     return values.view(codes.shape)
 
 
@@ -118,7 +118,3 @@ def _sizes(*, single: bool) -> dict[int, str]:
 
 def _form(*, single: bool) -> str:
     return "one" if single else "groups"
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from checkpointed import attached, differing, trace
@@ -235,46 +233,6 @@ def test_a_block_that_begins_to_change_its_input_is_named() -> None:
     model(batch(0))
     with pytest.raises(ChangedInPlaceError, match=r"'blocks\.0' changes an input in place that"):
         model(batch(0))
-
-
-class Remembering(nn.Module):
-    """Scales by what Python's and numpy's generators draw, and by the calls and inputs so far."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.calls, self.seen = 0, list[float]()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.seen.append(float(x.detach().abs().mean()))
-        drawn = random.random() + np.random.random()  # noqa: NPY002 - the global generator is meant
-        y = x + self.linear(x).tanh() * (drawn + self.calls % 3 + sum(self.seen))
-        return y if random.random() < 0.5 else y * 0.9
-
-
-def test_what_a_block_counts_and_draws_in_python_is_the_same_again(
-    patch: Callable[[nn.Module], Segments],
-) -> None:
-    left = []
-    for patched in (False, True):
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        model = Net(Remembering).to(DEVICE)
-        if patched:
-            patch(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses = []
-        for step in range(4):
-            loss = model(batch(step))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        counts = [(block.calls, block.seen) for block in model.blocks]
-        left.append((losses, counts, random.random(), np.random.random()))  # noqa: NPY002
-    assert left[0] == left[1]
 
 
 class Fickle(nn.Module):

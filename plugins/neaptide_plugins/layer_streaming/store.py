@@ -10,6 +10,7 @@ import torch
 from neaptide import ParameterStore, Span
 from neaptide.norms import gradient_norm
 from neaptide_toolkit.offload import Evictions, evictable_state, evictable_weights, lent_entry
+from neaptide_toolkit.offload.gradients import FiniteCheck, norm_of_all, scale_all
 from neaptide_toolkit.tensors import tier_of
 
 from .weights.blocks import owners_of
@@ -35,6 +36,7 @@ class StreamedStore(ParameterStore):
         self._owners = owners_of(streaming.blocks)
         self._rest_norm: torch.Tensor | None = None
         self._evicted = Evictions(streaming.optimizer)
+        self._check = FiniteCheck()
 
     @property
     def stores_gradients(self) -> bool:
@@ -124,12 +126,29 @@ class StreamedStore(ParameterStore):
         If the optimizer steps on the device, each norm is computed there: a GPU adds in another
         order than a CPU.
         """
-        steps_there = self.streaming.settings.on_device
-        norm = gradient_norm(self, self._device if steps_there else None)
+        there = self._device if self.streaming.settings.on_device else None
+        gradients = self._gradients()
+        if all(gradient.is_cpu and there in {None, gradient.device} for gradient in gradients):
+            norm = norm_of_all(gradients)
+        else:
+            norm = gradient_norm(self, there)
         if self.streaming.applying is None:
             return norm
         self._rest_norm = norm
         return self.streaming.applying.norm(norm)
+
+    def has_nonfinite_gradients(self) -> bool:
+        """Check every gradient; before an update by one fused call if all are on the CPU."""
+        waits = self.streaming.applying is None
+        fails = self._check.fails(self._gradients()) if waits else None
+        return super().has_nonfinite_gradients() if fails is None else fails
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [grad for parameter in self.names if (grad := parameter.grad) is not None]
+
+    def scale_gradients(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients by `factor`, with fused kernels per device."""
+        scale_all(self._gradients(), factor)
 
     def clip_gradients(self, max_norm: float, norm: torch.Tensor) -> None:
         """Clip the gradients by their global norm.
@@ -140,8 +159,7 @@ class StreamedStore(ParameterStore):
         if self.streaming.applying is None:
             super().clip_gradients(max_norm, norm)
             return
-        left = [parameter.grad for parameter in self.names if parameter.grad is not None]
-        self.streaming.applying.clip_gradients(left)
+        self.streaming.applying.clip_gradients(self._gradients())
 
     def step(self) -> None:
         """Update every parameter that has a gradient, streamed or not."""

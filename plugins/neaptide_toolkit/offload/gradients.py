@@ -21,12 +21,34 @@ _SMALL = 1 << 14
 """Elements of a gradient up to which torch's fused check multiplies faster than its product."""
 
 
-def nothing_found() -> torch.Tensor:
+def _nothing_found() -> torch.Tensor:
     """Return `found_inf` of torch's check of gradients: 1 after inf or nan; it is float32."""
     return torch.zeros(1, dtype=torch.float32, device="cpu")
 
 
-_UNREAD = nothing_found()
+_UNREAD = _nothing_found()
+
+
+class FiniteCheck:
+    """Looks for inf and nan in many gradients on the CPU by one fused call."""
+
+    def __init__(self) -> None:
+        self._found = _nothing_found()
+
+    def fails(self, gradients: list[torch.Tensor]) -> bool | None:
+        """Return whether a gradient holds inf or nan; None if torch has no such call for them."""
+        if False in [gradient.is_cpu for gradient in gradients]:
+            return None
+        try:
+            # The check of torch's GradScaler; it also multiplies by one, which changes no value.
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, ONE)
+        except NotImplementedError:  # sparse and complex gradients
+            self._found = _nothing_found()
+            return None
+        if not self._found.item():
+            return False
+        self._found = _nothing_found()
+        return True
 
 
 def norm_of_all(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from neaptide.api.spans import Change, Evictable, Keeper, Leaves, Mode, Refuge, 
 from neaptide_toolkit.tensors import tier_of
 
 from .evicted import Evictions, is_whole
-from .gradients import ONE, lay_out, norm_of_all, nothing_found, scale_all
+from .gradients import ONE, FiniteCheck, lay_out, norm_of_all, scale_all
 from .lending import evictable_state, evictable_weights, lent_entry
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ResidentStore(ParameterStore):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self._found = nothing_found()
+        self._check = FiniteCheck()
         self._spans: dict[nn.Parameter, tuple[Any, Span | None]] = dict.fromkeys(
             self.names, (None, None)
         )
@@ -248,20 +248,8 @@ class ResidentStore(ParameterStore):
 
     def has_nonfinite_gradients(self) -> bool:
         """Check every gradient: on a CPU by one fused call, on other devices by the norm."""
-        gradients = self._gradients()
-        if False in [gradient.is_cpu for gradient in gradients]:
-            return super().has_nonfinite_gradients()
-        found = self._found
-        try:
-            # The check of torch's GradScaler; it also multiplies by one, which changes no value.
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, ONE)
-        except NotImplementedError:  # sparse and complex gradients
-            self._found = nothing_found()
-            return super().has_nonfinite_gradients()
-        if not found.item():
-            return False
-        self._found = nothing_found()
-        return True
+        fails = self._check.fails(self._gradients())
+        return super().has_nonfinite_gradients() if fails is None else fails
 
     def _gradients(self) -> list[torch.Tensor]:
         return [grad for parameter in self.names if (grad := parameter.grad) is not None]

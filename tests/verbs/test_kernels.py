@@ -54,6 +54,17 @@ def test_a_tuned_op_is_explained_by_its_timings(
     assert "the fastest one measured" in capsys.readouterr().out
 
 
+def test_what_cannot_be_kept_is_not_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NEAPTIDE_CACHE_DIR", str(tmp_path / "file"))
+    assert 0 != main(["kernels", "tune", "dequantize_int8", "--device", "cpu"])
+    told = capsys.readouterr()
+    assert "set NEAPTIDE_CACHE_DIR elsewhere" in told.err
+    assert "on " not in told.out
+
+
 def test_a_list_is_kept_until_something_changes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

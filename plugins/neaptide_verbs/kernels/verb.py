@@ -118,12 +118,15 @@ def tune(op: str | None = None, /, *, device: Device = None, json: AsJson = Fals
 
 def _measured(op: str | None, device: str | None, *, json: bool, keep: bool) -> None:
     from neaptide_kernels.accelerator import name_of  # noqa: PLC0415 - it imports torch
+    from neaptide_kernels.registry.timings import merge  # noqa: PLC0415 - as above
 
     rows: list[dict[str, Any]] = []
     with kernels_of_plugins() as (kernels, notes):
         if op is not None:
             check_known(kernels, op)
         machine = name_of(device_named(device).type)
+        if keep:
+            merge(kernels.path, {})  # what cannot be kept is not measured
         if not json:
             print_text(f"on {machine}")
         for name in [op] if op is not None else sorted(kernels.ops):

@@ -97,7 +97,7 @@ class StateSlots:
         return not missing
 
     def leave(self, home: StateBuffer, done: Ticket) -> Ticket:
-        """Start to copy a block's new state to the host; return the ticket of the last copy.
+        """After `done`, copy a block's new state to the host; return the ticket of the last copy.
 
         In pieces, so that another state can follow into the slot behind this one.
         """

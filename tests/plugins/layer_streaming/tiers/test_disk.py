@@ -183,6 +183,31 @@ def test_without_room_in_ram_any_write_that_fails_is_a_line(
             trainer.close()
 
 
+def test_a_write_of_the_last_update_that_fails_is_in_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Failing(errno.EIO)
+    monkeypatch.setattr(os, "pwritev", disk)
+    monkeypatch.setattr("neaptide_toolkit.offload.disk.tier_file._LEFT", 2**62)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def run(where: Path) -> None:
+        trainer = trainer_of(on_disk("in backward", folder))
+        train(trainer)
+        trainer.save(where)
+        trainer.close()
+
+    run(tmp_path / "sound")
+    made = disk.calls
+    # The last update writes weights and state of four blocks.
+    for number in range(made - 7, made + 1):
+        disk.fail(number)
+        with pytest.raises(DiskError, match="cannot write"):
+            run(tmp_path / "last")
+        assert not (tmp_path / "last").exists(), number
+
+
 def test_any_read_that_the_disk_refuses_ends_the_run_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

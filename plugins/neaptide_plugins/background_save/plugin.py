@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 from neaptide import Plugin, hookimpl
+from neaptide.api.steps import STOP
 from neaptide.checkpoint import prune
 from neaptide.checkpoint.files import WAY, at_once
 from neaptide.checkpoint.manifest import STEP
 from neaptide.checkpoint.safetensors_stream import PIECE
 from neaptide.errors import CheckpointError, ModelError
 from neaptide.run.rundir import checkpoint_root
+from neaptide.run.signals import STOPPING
 from neaptide_toolkit.optimizer_state import state_bytes
 
 from .config import BackgroundSaveConfig
@@ -73,7 +75,11 @@ class BackgroundSave(Plugin[BackgroundSaveConfig]):
 
     def _later(self, directory: Path) -> bool:
         """Return whether `fit` goes on after this checkpoint."""
-        named = STEP.fullmatch(directory.name)
+        named, stash = STEP.fullmatch(directory.name), self._run.stash
+        stopping = stash.get(STOPPING)
+        signalled = stopping is not None and stopping.received is not None
+        if signalled or stash.get(STOP) is not None or sys.exc_info()[0] is not None:
+            return False  # with an error of the data, `fit` saves and raises it
         return named is not None and int(named[1]) < self._run.config.train.steps
 
     def _finish(self) -> None:

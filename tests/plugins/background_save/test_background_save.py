@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,20 +15,26 @@ import torch
 from torch import nn
 
 from neaptide import ConfigError, HybridTrainer
+from neaptide.api.steps import STOP
 from neaptide.checkpoint import checkpoints, load, save, verify, writing
 from neaptide.checkpoint.safetensors_stream import PIECE
-from neaptide.errors import CheckpointError
+from neaptide.errors import CheckpointError, DataError
+from neaptide.run.signals import Interrupted
 from neaptide_plugins.background_save.writing import BackgroundWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BATCHES = [torch.full((2, 8), float(number)) for number in range(1, 5)]
 
 
 def trained(
-    folder: Path, plugins: dict[str, Any], each: Callable[[Any], None] | None = None, **run: Any
+    folder: Path,
+    plugins: dict[str, Any],
+    each: Callable[[Any], None] | None = None,
+    data: Any = BATCHES,
+    **run: Any,
 ) -> tuple[list[Path], str]:
     """Train eight updates and save every second one; return the checkpoints and the digest."""
     torch.manual_seed(0)
@@ -39,7 +47,7 @@ def trained(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss: Any = lambda net, batch: net(batch).square().mean()  # noqa: E731 - short
     with HybridTrainer(model, optimizer, loss_fn=loss, config=config) as trainer:
-        trainer.fit(BATCHES, observe=lambda *_: each(trainer) if each else None)
+        trainer.fit(data, observe=lambda *_: each(trainer) if each else None)
         digest = trainer.digest()
     return checkpoints(folder / "checkpoints"), digest
 
@@ -103,6 +111,43 @@ def test_a_failed_save_is_told_and_the_others_stay(
     events = (tmp_path / "run" / "events.jsonl").read_text("utf-8").splitlines()
     (told,) = [line for line in events if "checkpoint.failed" in line]
     assert "No space left on device; free space" in told
+
+
+class Broken:
+    """Data that raises an error at the fourth batch."""
+
+    leaves_weights = True
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from BATCHES[:3]
+        msg = "no such file"
+        raise OSError(msg)
+
+
+@pytest.mark.parametrize("why", ["a signal", "the data", "a plugin"])
+def test_the_checkpoint_with_which_fit_ends_is_complete_at_once(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, threads = os.fsync, set()
+
+    def noted(descriptor: int) -> None:
+        threads.add(threading.current_thread())
+        sync(descriptor)
+
+    def each(trainer: Any) -> None:
+        if trainer.state.step == 3 and why == "a signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if trainer.state.step == 3 and why == "a plugin":
+            trainer.run.stash.set(STOP, "it is good enough")
+
+    monkeypatch.setattr(os, "fsync", noted)
+    data = Broken() if why == "the data" else BATCHES
+    with suppress(DataError, Interrupted):
+        trained(tmp_path / "run", {"background-save": {}}, each, data, checkpoint_every=100)
+    assert {threading.main_thread()} == threads
+    (found,) = checkpoints(tmp_path / "run" / "checkpoints")
+    assert "step-00000003" == found.name
+    assert verify(found) == []
 
 
 def test_old_checkpoints_are_deleted_once_the_new_one_is_complete(tmp_path: Path) -> None:

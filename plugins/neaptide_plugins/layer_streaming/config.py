@@ -196,8 +196,9 @@ class LayerStreamingConfig:
 
     @path.validator
     def _is_for_a_disk(self, attribute: attrs.Attribute[Any], value: object) -> None:
-        if (self.tier == "disk") != bool(value):
-            wanted = "needs tier = 'disk'" if value else "must name directories for tier = 'disk'"
+        if (self.tier == "disk") != bool(value) or value == ("",):
+            on_disk = self.tier == "disk"
+            wanted = f"{'must name directories for' if on_disk else 'needs'} tier = 'disk'"
             msg = f"{attribute.name!r} {wanted} (got {value!r} with tier = {self.tier!r})"
             raise ValueError(msg)
 

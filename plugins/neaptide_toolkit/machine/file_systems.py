@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from .cgroups import Mount
 
-IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs"})
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs"})
 """Types of file systems that keep files in RAM."""
 
 

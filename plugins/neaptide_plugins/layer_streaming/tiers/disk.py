@@ -15,7 +15,7 @@ from neaptide_toolkit.offload.disk import PretendedFile, TierFile, Transfers
 from .homes import DiskTier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -68,16 +68,31 @@ def opened(config: LayerStreamingConfig, device: torch.device, ram: int, most: i
         raise ValueError(msg)
     transfers = Transfers(device)
     files = tuple(TierFile(folder, transfers) for folder in folders)
+    _check_room(folders, most // len(folders))
+    return DiskTier(files, ram)
+
+
+def _check_room(folders: Sequence[Path], share: int) -> None:
+    """Raise ValueError if a directory is named twice, or a disk has no room for its shares."""
+    named: dict[tuple[int, int], Path] = {}
+    together: dict[int, list[Path]] = {}
     for folder in folders:
-        free, share = shutil.disk_usage(folder).free, most // len(folders)
-        if share > free:
+        found = folder.stat()
+        first = named.setdefault((found.st_dev, found.st_ino), folder)
+        if first is not folder:
+            msg = f"path names one directory twice: {str(first)!r} and {str(folder)!r}; remove one"
+            raise ValueError(msg)
+        together.setdefault(found.st_dev, []).append(folder)
+    for there in together.values():
+        free, needed = shutil.disk_usage(there[0]).free, share * len(there)
+        if needed > free:
+            names = " and ".join(repr(str(folder)) for folder in there)
             msg = (
-                f"tier = 'disk' needs {size(share)} ({share} bytes) in {str(folder)!r}, of which "
-                f"{size(free)} is free; raise host_gib, choose an optimizer with less state, or "
+                f"tier = 'disk' needs {size(needed)} ({needed} bytes) in {names}, of which "
+                f"{size(free)} is free; raise ram_gib, choose an optimizer with less state, or "
                 f"name another disk"
             )
             raise ValueError(msg)
-    return DiskTier(files, ram)
 
 
 def paths(config: LayerStreamingConfig) -> tuple[str, ...]:

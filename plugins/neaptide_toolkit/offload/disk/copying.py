@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING
 
-from .errors import disk_error
+from .errors import disk_error, failed
 from .tier_file import region_of, regions
 
 if TYPE_CHECKING:
@@ -58,10 +58,11 @@ def _write(region: Region, mapped: torch.Tensor, source: torch.Tensor) -> None:
     try:
         file.transfers.write(file.number, region.offset, source[:body])
     except OSError as error:
-        told = disk_error(error, file.folder, f"write {body} bytes")
+        what = f"write {body} bytes"
         if not region.move_to_ram():
-            raise told from error
-        file.moved_to_ram.append(str(told))
+            raise disk_error(error, file.folder, what) from error
+        reason = f"{failed(error, file.folder, what)}; they are in RAM from now on"
+        file.moved_to_ram.append(reason)
         mapped.copy_(source)
         return
     mapped[body:].copy_(source[body:])

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _NAMELESS = getattr(os, "O_TMPFILE", None)
 _FIXED = 0x10
 """MAP_FIXED of Linux: replace the mapping that is there."""
+_ELSEWHERE = "check the disk, or name another directory"
 _LEFT = 256 << 20
 """Bytes of RAM that stay free when a region moves to RAM."""
 
@@ -57,23 +58,17 @@ class TierFile:
     """
 
     def __init__(self, folder: Path, transfers: Transfers) -> None:
-        if not folder.is_dir():
-            msg = f"{str(folder)!r} is not a directory; name one on a disk"
-            raise ValueError(msg)
-        kind = kind_of(folder)
-        if kind in IN_MEMORY:
-            msg = f"{str(folder)!r} is a {kind}, which keeps files in RAM; name one on a disk"
-            raise ValueError(msg)
         self.folder = folder
         self.transfers = transfers
         self.size = 0
         self.moved_to_ram: list[str] = []
         try:
+            _check(folder)
             self.number = _opened(folder)
             finalize(self, os.close, self.number)
             self.direct = direct(self.number, wanted=True)
         except OSError as error:
-            raise disk_error(error, folder, "make a file") from error
+            raise disk_error(error, folder, "make a file", _ELSEWHERE) from error
 
     def __repr__(self) -> str:
         return called(self, str(self.folder), f"{self.size} bytes")
@@ -91,12 +86,12 @@ class TierFile:
         try:
             os.posix_fallocate(self.number, offset, whole)
         except OSError as error:
-            raise disk_error(error, self.folder, f"get {whole} bytes") from error
+            raise disk_error(error, self.folder, f"get {whole} bytes", _ELSEWHERE) from error
         self.size += whole
         try:
             return Region(self, offset, size).mapped()
         except OSError as error:
-            raise disk_error(error, self.folder, f"map {whole} bytes") from error
+            raise disk_error(error, self.folder, f"map {whole} bytes", _ELSEWHERE) from error
 
     @property
     def written_bytes(self) -> int:
@@ -106,6 +101,16 @@ class TierFile:
     def close(self) -> None:
         """End the threads that read and write the file. Its tensors stay."""
         self.transfers.close()
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        msg = f"{str(folder)!r} is not a directory; name one on a disk"
+        raise ValueError(msg)
+    kind = kind_of(folder)
+    if kind in IN_MEMORY:
+        msg = f"{str(folder)!r} is a {kind}, which keeps files in RAM; name one on a disk"
+        raise ValueError(msg)
 
 
 def _opened(folder: Path) -> int:

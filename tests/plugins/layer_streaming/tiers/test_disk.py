@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from streamed_from_disk import HOMES, WAYS, batches, dtype_of, on_disk, train, trainer_of
 from support import DEVICE
 
-from neaptide import DoesNotFitError
+from neaptide import ConfigError, DoesNotFitError
 from neaptide_toolkit.offload.disk import DiskError, disk_bytes
 from neaptide_toolkit.offload.disk.tier_file import regions
 from neaptide_toolkit.testing.parting import same_bits
@@ -118,6 +119,27 @@ def test_several_disks_share_the_work(tmp_path: Path) -> None:
         for region in regions():
             sizes[region.file.folder] += region.size
     assert sizes[folders[0]] == sizes[folders[1]] > 0
+
+
+def test_a_directory_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    for other in (tmp_path, tmp_path / "link"):
+        settings = on_disk("in backward", tmp_path, path=[str(tmp_path), str(other)])
+        with pytest.raises(ConfigError, match=r"path names one directory twice: .*; remove one @"):
+            trainer_of(settings)
+
+
+def test_directories_of_one_disk_need_room_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    free = SimpleNamespace(free=2 * HOMES)  # of 3
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    settings = on_disk("in backward", tmp_path, path=[str(folder) for folder in folders])
+    with pytest.raises(ConfigError, match=r"needs .* in '.*/a' and '.*/b', of which .* is free"):
+        trainer_of(settings)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])

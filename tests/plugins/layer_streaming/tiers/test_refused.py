@@ -15,6 +15,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"ram_gib": 1.0}, r"'ram_gib' needs tier = 'disk' \(got 1.0\); host_gib limits the RAM"),
     ({"tier": "disk", "path": "/dev/shm"}, "keeps files in RAM; name one on a disk"),
     ({"tier": "disk", "path": "/nowhere"}, "'/nowhere' is not a directory"),
+    ({"tier": "disk", "path": [""]}, r"'path' must name directories for tier = 'disk' \(got \(''"),
     ({"tier": "disk", "path": "/tmp", "ram_gib": -1.0}, "must be >= 0"),
     ({"tier": "disk", "path": "/tmp", "optimizer_on": "cpu"}, "with tier = 'disk'"),
     ({"inputs": "disk"}, "'inputs' must be 'device' or 'host' without tier = 'disk'"),

@@ -182,8 +182,14 @@ def test_a_directory_that_cannot_be_written_is_told(
     tmp_path: Path, transfers: Transfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "open", refusing(errno.EACCES))
-    with pytest.raises(DiskError, match=rf"cannot make a file in {tmp_path}: Permission denied"):
+    told = rf"cannot make a file in {tmp_path}: Permission denied; permit writing there, or name"
+    with pytest.raises(DiskError, match=told):
         TierFile(tmp_path, transfers)
+
+
+def test_a_path_that_the_system_refuses_is_told(tmp_path: Path, transfers: Transfers) -> None:
+    with pytest.raises(DiskError, match=r"File name too long; .* name another directory"):
+        TierFile(tmp_path / ("a" * 5000), transfers)
 
 
 def test_a_disk_without_room_is_known_when_the_tensor_is_made(file: TierFile) -> None:

@@ -10,9 +10,11 @@ import mmap
 import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
+from errno import EINVAL
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from neaptide.io.locking import direct
 from neaptide.text import called
 
 from .bouncing import BounceBuffers
@@ -116,9 +118,16 @@ def _reachable(tensor: torch.Tensor) -> bool:
 
 def _whole(request: Request, number: int, tensor: torch.Tensor, offset: int) -> None:
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    left = memoryview(memory).cast("B")
+    left, past_cache = memoryview(memory).cast("B"), True
     while left:
-        done = request(number, [left], offset)
+        try:
+            done = request(number, [left], offset)
+        except OSError as error:
+            if error.errno != EINVAL or not past_cache:
+                raise
+            # Some file systems take O_DIRECT, and refuse the request.
+            past_cache = direct(number, wanted=False)
+            continue
         if not done:
             msg = "the file is shorter than what was to be read"
             raise OSError(msg)

@@ -220,6 +220,28 @@ def test_short_reads_and_writes_are_continued(
     assert torch.equal(noise(10 * PAGE), found)
 
 
+@pytest.mark.parametrize("name", ["pwritev", "preadv"])
+def test_a_file_system_that_refuses_direct_requests_gets_others(
+    name: str, file: TierFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = getattr(os, name)
+
+    def cached_only(number: int, parts: Any, offset: int) -> int:
+        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return int(whole(number, parts, offset))
+
+    monkeypatch.setattr(os, name, cached_only)
+    flat, found = file.allocate(9 * PAGE), Slab(9 * PAGE).flat
+    copy(flat, aligned(noise(9 * PAGE)))
+    copy(found, flat)
+    assert torch.equal(noise(9 * PAGE), found)
+    assert [] == file.moved_to_ram
+    monkeypatch.setattr(os, name, refusing(errno.EINVAL))
+    with pytest.raises(OSError, match="Invalid argument"):
+        getattr(file.transfers, name[1:-1])(file.number, 0, found)
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_what_the_disk_refuses_stays_in_ram(
     file: TierFile, code: int, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,9 @@ def told(
         return text
     rate = f"{bound} " if bound else ""
     least = "at least " if bound else ""
+    lasts = days(written, seconds, rated)
+    number = f"{least}{lasts:,.0f} days" if lasts >= 1 else "less than a day"
     return (
         f"{text}, {rate}{size(int(written / seconds * DAY))} a day: a drive rated for "
-        f"{rated / 1e12:,.0f} TB lasts {least}{days(written, seconds, rated):,.0f} days"
+        f"{rated / 1e12:,.6g} TB lasts {number}"
     )

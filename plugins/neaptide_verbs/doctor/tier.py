@@ -117,7 +117,7 @@ def _wear(drive: Drive, found: Worn) -> Finding:
     detail = f"{drive.name}: {found.written / 1e12:,.0f} TB written, {found.used} % of its life"
     if found.rated is None:
         return Finding("ok", "wear", detail)
-    rated = round(found.rated / 1e12)
+    rated = max(1, round(found.rated / 1e12))
     detail = f"{detail}, so it is rated for about {rated:,} TB"
     advice = f"for layer-streaming on this disk, set rated_tb = {rated}"
     if found.used < _PERCENT:

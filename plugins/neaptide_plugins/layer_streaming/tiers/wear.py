@@ -53,9 +53,7 @@ class Wear:
 
         Raises DiskError if the run would wear the drive out in fewer than `endurance_days`.
         """
-        for file in self._homes.files:
-            while file.moved_to_ram:
-                self._run.log.warning("streaming.disk_refused", reason=file.moved_to_ram.pop(0))
+        self._tell_refused()
         self._steps += 1
         if self._steps == _FIRST:
             self._since = self.written, self._clock()
@@ -67,9 +65,15 @@ class Wear:
             )
 
     def end(self) -> None:
-        """Log what the run has written."""
+        """Log what the run has written, and writes that were refused after its last step."""
+        self._tell_refused()
         share = self.written / (self._config.rated_tb * 1e12)
         self._run.log.info("streaming.disk_written", bytes=self.written, of_rated_life=share)
+
+    def _tell_refused(self) -> None:
+        for file in self._homes.files:
+            while file.moved_to_ram:
+                self._run.log.warning("streaming.disk_refused", reason=file.moved_to_ram.pop(0))
 
     def _judge(self, written: int, seconds: float) -> None:
         rated, steps = self._config.rated_tb * 1e12, self._run.config.train.steps

@@ -81,6 +81,26 @@ def test_refused_writes_are_told_once() -> None:
     assert [("streaming.disk_refused", {"reason": "cannot write"})] == log
 
 
+def test_a_write_that_is_refused_after_the_last_step_is_told() -> None:
+    wear, file, log = run_of(None, 1.0)
+    steps(wear, file, 1)
+    file.moved_to_ram.append("cannot write")
+    wear.end()
+    assert ("streaming.disk_refused", {"reason": "cannot write"}) == log[0]
+
+
+@pytest.mark.parametrize(
+    ("rated", "text"),
+    [
+        (600e12, "a drive rated for 600 TB lasts 69 days"),
+        (1.5e12, "a drive rated for 1.5 TB lasts less than a day"),
+        (1e5, "a drive rated for 1e-07 TB lasts less than a day"),
+    ],
+)
+def test_the_rated_life_is_told_as_it_was_set(rated: float, text: str) -> None:
+    assert text in told(10**9, 10.0, rated=rated)
+
+
 def test_a_drive_lasts_as_the_data_sheet_says() -> None:
     assert days(620_000_000_000, 620 / 3.5, 1200e12) == pytest.approx(3.97, abs=0.01)
     assert days(0, 1.0) == float("inf")

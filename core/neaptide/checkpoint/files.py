@@ -1,8 +1,7 @@
 """Writes a checkpoint directory. After a crash the old or the new checkpoint is complete.
 
-All files are written and fsynced in a temporary directory in the parent of the target. The manifest
-is the last file. Then the previous checkpoint is renamed to `.old-<name>`, and the temporary
-directory is renamed to the name of the target.
+All files are written and fsynced in a temporary directory beside the target, the manifest last.
+Then the previous checkpoint is renamed to `.old-<name>`, and the directory to the target's name.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from neaptide.errors import CheckpointError
 from neaptide.io.folder import Folder
 from neaptide.io.locking import direct
 
+from .catalog import checkpoints
 from .manifest import (
     MANIFEST,
     STEP,
@@ -171,8 +171,7 @@ def writing(directory: Path, step: int, facts: Mapping[str, Any]) -> Iterator[Wr
 
     Only one thread of one process may write a directory at a time. `facts` must be plain JSON.
     After an exception the new files are removed and the previous checkpoint stays. An OSError, even
-    from the body of the context, becomes a CheckpointError. Raises CheckpointError if `directory`
-    exists and is not a checkpoint.
+    from the body, becomes a CheckpointError. So does a `directory` that is not a checkpoint.
     """
     plain, place = check_facts(facts), place_of(directory)
     name, temporary = place.name, temporary_of(place).name
@@ -243,7 +242,8 @@ def _settle(folder: Folder, directory: Path) -> None:
 
 def _cannot_write(directory: Path, error: OSError) -> CheckpointError:
     way_out = _WAY_OUT.get(error.errno or 0, f"check the disk or {_ELSEWHERE}")
-    return CheckpointError(
-        f"cannot write checkpoint {directory}: {error.strerror or error}; {way_out}; "
-        "the previous checkpoint is intact"
-    )
+    msg = f"cannot write checkpoint {directory}: {error.strerror or error}; {way_out}"
+    with suppress(CheckpointError, OSError):  # a disk that cannot be read does not tell
+        if not (directory.exists() or checkpoints(directory.parent)):
+            return CheckpointError(msg)
+    return CheckpointError(f"{msg}; the previous checkpoint is intact")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 from .errors import disk_error, failed
@@ -30,7 +29,7 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """
     region = region_of(source)
     if region is not None:
-        _read(region, target, source)
+        _read(region, target)
         return
     region = region_of(target)
     if region is not None:
@@ -44,30 +43,23 @@ def disk_bytes() -> int:
     return sum(region.size for region in regions() if not region.in_ram)
 
 
-def _read(region: Region, target: torch.Tensor, mapped: torch.Tensor) -> None:
-    file, body = region.file, _body(region.size)
+def _read(region: Region, target: torch.Tensor) -> None:
+    file = region.file
     try:
-        file.transfers.read(file.number, region.offset, target[:body])
+        file.transfers.read(file.number, region.offset, target)
     except OSError as error:
-        raise disk_error(error, file.folder, f"read {body} bytes") from error
-    target[body:].copy_(mapped[body:])
+        raise disk_error(error, file.folder, f"read {region.size} bytes") from error
 
 
 def _write(region: Region, mapped: torch.Tensor, source: torch.Tensor) -> None:
-    file, body = region.file, _body(region.size)
+    file, what = region.file, f"write {region.size} bytes"
     try:
-        file.transfers.write(file.number, region.offset, source[:body])
+        # None of it through the mapping: a full disk would end the process, and the system tells
+        # nobody of pages that it cannot write later.
+        file.transfers.write(file.number, region.offset, source)
     except OSError as error:
-        what = f"write {body} bytes"
         if not region.move_to_ram():
             raise disk_error(error, file.folder, what) from error
         reason = f"{failed(error, file.folder, what)}; they are in RAM from now on"
         file.moved_to_ram.append(reason)
         mapped.copy_(source)
-        return
-    mapped[body:].copy_(source[body:])
-
-
-def _body(size: int) -> int:
-    """Return the bytes of whole pages: direct requests have whole pages."""
-    return size - size % mmap.PAGESIZE

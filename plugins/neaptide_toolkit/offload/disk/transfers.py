@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 PIECE = 16 << 20
 """Bytes of one request."""
 THREADS = 4
+_PAGE = mmap.PAGESIZE
 
 
 class Transfers:
     """Threads that read and write pieces of files.
 
     Memory that the disk can reach is page-aligned and in RAM. Other memory is copied through
-    `threads` buffers of a piece each.
+    `threads` buffers of a piece each, and so is what fills no page: the disk is read and written in
+    whole pages.
 
     Args:
         device: the device whose memory is read and written, or the CPU.
@@ -44,8 +46,8 @@ class Transfers:
     """
 
     def __init__(self, device: torch.device, *, threads: int = THREADS, piece: int = PIECE) -> None:
-        if piece % mmap.PAGESIZE or piece <= 0:
-            msg = f"a piece is a multiple of {mmap.PAGESIZE} bytes (got {piece})"
+        if piece % _PAGE or piece <= 0:
+            msg = f"a piece is a multiple of {_PAGE} bytes (got {piece})"
             raise ValueError(msg)
         self.device, self.threads, self.piece = device, threads, piece
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="neaptide-disk")
@@ -57,16 +59,16 @@ class Transfers:
         return called(self, f"{self.threads} threads", f"{self.piece} bytes")
 
     def read(self, number: int, offset: int, target: torch.Tensor) -> None:
-        """Fill `target`, uint8 `[n]` with n whole pages, from a file, from `offset`.
+        """Fill `target`, uint8 `[n]`, from a file, from `offset`, the start of a page.
 
         Raises OSError if the system refuses.
         """
         self._move(number, offset, target, writes=False)
 
     def write(self, number: int, offset: int, source: torch.Tensor) -> None:
-        """Write `source`, uint8 `[n]` with n whole pages, to a file, from `offset`.
+        """Write `source`, uint8 `[n]`, to a file, from `offset`, the start of a page.
 
-        Raises OSError if the system refuses.
+        The rest of its last page is undefined. Raises OSError if the system refuses.
         """
         self._move(number, offset, source, writes=True)
         with self._lock:
@@ -74,28 +76,31 @@ class Transfers:
 
     def _move(self, number: int, offset: int, flat: torch.Tensor, *, writes: bool) -> None:
         request: Request = os.pwritev if writes else os.preadv
-        buffers = None if _reachable(flat) else self._bouncing()
+        reached = flat.nbytes // _PAGE * _PAGE if _reachable(flat) else 0
+        buffers = None if reached == flat.nbytes else self._bouncing()
 
         def move(part: torch.Tensor, at: int) -> None:
-            if buffers is None:
+            if buffers is None or at < reached:
                 _whole(request, number, part, offset + at)
                 return
             with buffers.one() as buffer:
-                held = buffer.flat[: part.nbytes]
+                pages = buffer.flat[: -(-part.nbytes // _PAGE) * _PAGE]
+                held = pages[: part.nbytes]
                 if writes:
                     buffer.copy(held, part)
-                _whole(request, number, held, offset + at)
+                _whole(request, number, pages, offset + at)
                 if not writes:
                     buffer.copy(part, held)
 
-        self._all(flat, move)
+        self._all([*_pieces(flat[:reached], self.piece), *_pieces(flat, self.piece, reached)], move)
 
     def written_in(self, number: int) -> int:
         """Return the bytes written to a file so far."""
         return self._written[number]
 
-    def _all(self, flat: torch.Tensor, work: Callable[[torch.Tensor, int], None]) -> None:
-        pieces = [(flat[at : at + self.piece], at) for at in range(0, flat.nbytes, self.piece)]
+    def _all(
+        self, pieces: list[tuple[torch.Tensor, int]], work: Callable[[torch.Tensor, int], None]
+    ) -> None:
         under_way = [self._pool.submit(work, *piece) for piece in pieces]
         wait(under_way)  # the memory is the caller's again only when no thread uses it
         for each in under_way:
@@ -112,8 +117,13 @@ class Transfers:
         self._pool.shutdown()
 
 
+def _pieces(flat: torch.Tensor, size: int, start: int = 0) -> list[tuple[torch.Tensor, int]]:
+    """Return the bytes from `start` on in pieces, each with its place."""
+    return [(flat[at : at + size], at) for at in range(start, flat.nbytes, size)]
+
+
 def _reachable(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.data_ptr() % mmap.PAGESIZE == 0
+    return tensor.device.type == "cpu" and tensor.data_ptr() % _PAGE == 0
 
 
 def _whole(request: Request, number: int, tensor: torch.Tensor, offset: int) -> None:

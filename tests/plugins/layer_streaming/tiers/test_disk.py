@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,11 +32,13 @@ class Failing:
         self.fail(0)
 
     def fail(self, number: int) -> None:
-        self._number, self.calls = number, 0
+        self._number, self.calls, self._lock = number, 0, Lock()
 
     def __call__(self, number: int, parts: Any, offset: int) -> int:
-        self.calls += 1
-        if self.calls == self._number:
+        with self._lock:  # several threads call
+            self.calls += 1
+            fails = self.calls == self._number
+        if fails:
             raise OSError(self._code, os.strerror(self._code))
         return self._whole(number, parts, offset)
 

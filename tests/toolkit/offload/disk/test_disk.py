@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import mmap
 import os
 import resource
 import stat
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import disks
 import pytest
 import torch
+from disks import aligned, noise, refusing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,50 +21,8 @@ from neaptide_toolkit.offload import Slab
 from neaptide_toolkit.offload.disk import DiskError, TierFile, Transfers, copy, disk_bytes
 from neaptide_toolkit.offload.disk.tier_file import region_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 CPU = torch.device("cpu")
 PAGE = mmap.PAGESIZE
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with TemporaryDirectory(dir=disks.folder()) as made:
-        yield Path(made)
-
-
-@pytest.fixture
-def transfers() -> Iterator[Transfers]:
-    made = Transfers(CPU, piece=4 * PAGE)
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=["direct", "through the page cache"])
-def file(request: pytest.FixtureRequest, tmp_path: Path, transfers: Transfers) -> TierFile:
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param != "direct":
-            patch.setattr(fcntl, "fcntl", refusing(errno.EINVAL))
-        made = TierFile(tmp_path, transfers)
-    assert made.direct == (request.param == "direct")
-    return made
-
-
-def refusing(code: int) -> Callable[..., Any]:
-    def refuse(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return refuse
-
-
-def noise(size: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
-
-
-def aligned(values: torch.Tensor) -> torch.Tensor:
-    return Slab(values.nbytes).flat.copy_(values)
 
 
 SIZES = st.sampled_from([0, 1, 255, PAGE - 1, PAGE, PAGE + 1, 9 * PAGE, 9 * PAGE + 77])
@@ -218,28 +174,6 @@ def test_short_reads_and_writes_are_continued(
     copy(flat, aligned(noise(10 * PAGE)))
     copy(found, flat)
     assert torch.equal(noise(10 * PAGE), found)
-
-
-@pytest.mark.parametrize("name", ["pwritev", "preadv"])
-def test_a_file_system_that_refuses_direct_requests_gets_others(
-    name: str, file: TierFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = getattr(os, name)
-
-    def cached_only(number: int, parts: Any, offset: int) -> int:
-        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return int(whole(number, parts, offset))
-
-    monkeypatch.setattr(os, name, cached_only)
-    flat, found = file.allocate(9 * PAGE), Slab(9 * PAGE).flat
-    copy(flat, aligned(noise(9 * PAGE)))
-    copy(found, flat)
-    assert torch.equal(noise(9 * PAGE), found)
-    assert [] == file.moved_to_ram
-    monkeypatch.setattr(os, name, refusing(errno.EINVAL))
-    with pytest.raises(OSError, match="Invalid argument"):
-        getattr(file.transfers, name[1:-1])(file.number, 0, found)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])

@@ -44,11 +44,24 @@ class Twice(nn.Module):
         return x + torch.tanh(self.linear(torch.tanh(self.linear(x))))
 
 
+class CastAndNot(nn.Module):
+    """Uses its weight as it is, whose gradient is float32, and in products, where it is cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.linear.weight
+        return x + torch.tanh(self.linear(x * weight.sum(0)) @ weight)
+
+
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "RNN": lambda: Recurrent(nn.RNN),
     "GRU": lambda: Recurrent(nn.GRU),
     "LSTM": lambda: Recurrent(nn.LSTM),
     "twice": Twice,
+    "cast and not": CastAndNot,
     "encoder layer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True),
 }
 NUMBERS = {
@@ -96,10 +109,13 @@ def trained(
     tied: bool,
     contexts: int = 1,
     change: Callable[[nn.Parameter], Any] | None = None,
+    before: Callable[[Any], None] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     dtype, autocast = NUMBERS[numbers]
     torch.manual_seed(0)
     model = Net(BLOCKS[block], times, tied=tied).to(DEVICE, dtype)
+    if before is not None:
+        before(model)
     for parameter in model.blocks.parameters():
         if change is not None:
             change(parameter)
@@ -149,6 +165,17 @@ def test_the_bits_are_the_resident_models_in_several_autocast_contexts(
     """Each context casts a weight anew, so float32 gradients are added between contexts."""
     losses, weights = trained(block, "autocast", 2, WAYS[way], tied=True, contexts=2)
     expected, others = resident(block, "autocast", 2, None, tied=True, contexts=2)
+    assert expected == losses
+    assert same_tensors(others, weights)
+
+
+@pytest.mark.parametrize("way", ["recompute", "in backward"])
+def test_a_weight_beside_a_shared_one_keeps_all_terms(way: str) -> None:
+    def share(model: Any) -> None:
+        model.blocks[2].linear.bias = model.blocks[0].linear.bias
+
+    expected, others = resident("cast and not", "autocast", 1, None, tied=False, before=share)
+    losses, weights = trained("cast and not", "autocast", 1, WAYS[way], tied=False, before=share)
     assert expected == losses
     assert same_tensors(others, weights)
 

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from neaptide.errors import ModelError
 from neaptide_toolkit.recompute.repeated import repeated
 
-from ..updates.casts import casts_of, watched
+from ..updates.casts import casts_of, withheld
 from .call import tried
 from .leaves import before_accumulation, passed, without_gradients
 from .reads import edges_of, in_slots, watch_terms
@@ -79,6 +79,7 @@ def backward(
             unit.gradients.take(unit.block, earlier)
         else:
             unit.gradients.pass_over(unit.block)
+        unit.gradients.casts.end(call.cast_once, unit.block.needs)
         shared = [parameter.grad for parameter in call.shared]
     if call.batch is not None:
         passed_on.clear()
@@ -158,11 +159,8 @@ def _backward_of(
     casts, nodes, once = unit.gradients.casts, dict[nn.Parameter, Node](), call.cast_once
     if asked is None and call.batch is None and once is not None:
         nodes = casts_of(outputs, [one for owner in unit.block.needs for one in owner.parameters])
-    kept: dict[nn.Parameter, torch.Tensor] = {}
-    if unit.gradients.is_reused(unit.block):
-        kept = watched(nodes)
-        for parameter in nodes:
-            earlier.pop(parameter, None)  # a later use of the same cast adds to it
+    again = casts.used_again(once, unit.block.needs)
+    kept = withheld({one: node for one, node in nodes.items() if one in again})
     if pairs and earlier:
         with torch.enable_grad():
             # autograd runs the newest nodes first, so these are the first terms of the gradients.

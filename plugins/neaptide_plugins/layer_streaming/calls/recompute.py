@@ -88,6 +88,7 @@ class Recomputed(Unit):
             call.slots = call.reads.most
             outputs = _in_graph(call, self.inputs, anchor, casts.values())
         self.gradients.expect(self.block)
+        self.gradients.casts.expect(call.cast_once, self.block.needs)
         if self.inputs is not None:
             self.inputs.leave(call)
         return call.finish(outputs)

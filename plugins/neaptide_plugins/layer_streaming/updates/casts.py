@@ -8,6 +8,7 @@ first term of the sum of the next call.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from torch import nn
+
+    from ..weights.block import Block
 
 _Leaf = TypeVar("_Leaf", bound=torch.Tensor)
 _CAST = "ToCopyBackward0"
@@ -37,6 +40,7 @@ class Casts:
         self._device = device
         self._mark = torch.zeros(1, 1, device=device, requires_grad=True)
         self._sums: dict[nn.Parameter, tuple[Node, torch.Tensor]] = {}
+        self._uses: Counter[tuple[int, Node | None]] = Counter()
 
     def context(self) -> Node | None:
         """Return an object that is the same for all calls under one autocast context.
@@ -51,6 +55,19 @@ class Casts:
             product = torch.mm(self._mark, self._mark)
         assert product.grad_fn is not None, "gradients are enabled"
         return product.grad_fn.next_functions[0][0]
+
+    def expect(self, context: Node | None, owners: Iterable[Block]) -> None:
+        """Count one use of blocks' parameters under a context."""
+        self._uses.update((owner.index, context) for owner in owners)
+
+    def end(self, context: Node | None, owners: Iterable[Block]) -> None:
+        """End one use: its backward has run."""
+        self._uses.subtract((owner.index, context) for owner in owners)
+
+    def used_again(self, context: Node | None, owners: Iterable[Block]) -> set[nn.Parameter]:
+        """Return the parameters of which another use under the context is still to come."""
+        again = (owner for owner in owners if self._uses[owner.index, context] > 1)
+        return {parameter for owner in again for parameter in owner.parameters}
 
     def first_terms(
         self, context: Node, nodes: dict[nn.Parameter, Node]
@@ -69,14 +86,10 @@ class Casts:
         nodes: dict[nn.Parameter, Node],
         sums: dict[nn.Parameter, torch.Tensor],
     ) -> None:
-        """After a backward, forget its first terms, and keep new 16-bit sums for the next call.
-
-        The float32 gradients that the backward has made of the kept sums are dropped.
-        """
+        """After a backward, forget its first terms, and keep new 16-bit sums for the next call."""
         self.left(one for one in nodes if self._sums.get(one, (None,))[0] is context)
         for parameter, total in sums.items():
             self._sums[parameter] = (context, total)
-            parameter.grad = None
 
     def left(self, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, torch.Tensor]:
         """Take the sums of `parameters`, cast to the dtype of the parameter."""
@@ -97,8 +110,9 @@ class Casts:
         return self.left(ended)
 
     def clear(self) -> None:
-        """Drop all sums."""
+        """Drop all sums, and forget the uses."""
         self._sums.clear()
+        self._uses.clear()
 
 
 def casts_of(outputs: Sequence[torch.Tensor], leaves: Collection[_Leaf]) -> dict[_Leaf, Node]:
@@ -121,13 +135,19 @@ def casts_of(outputs: Sequence[torch.Tensor], leaves: Collection[_Leaf]) -> dict
     return found
 
 
-def watched(nodes: dict[nn.Parameter, Node]) -> dict[nn.Parameter, torch.Tensor]:
-    """Return a dict that gets, in a backward, the gradient that arrives at each node."""
+def withheld(nodes: dict[nn.Parameter, Node]) -> dict[nn.Parameter, torch.Tensor]:
+    """Return a dict that gets, in a backward, the gradient that arrives at each node.
+
+    The parameter gets the gradients of its other reads only, such as those that are not cast.
+    """
     found: dict[nn.Parameter, torch.Tensor] = {}
 
-    def note(parameter: nn.Parameter, gradients: tuple[torch.Tensor | None, ...]) -> None:
+    def note(
+        parameter: nn.Parameter, gradients: tuple[torch.Tensor | None, ...]
+    ) -> tuple[None, ...]:
         if gradients[0] is not None:
             found[parameter] = gradients[0]
+        return (None,) * len(gradients)
 
     for parameter, node in nodes.items():
         node.register_prehook(partial(note, parameter))

@@ -12,6 +12,8 @@ from .lists import WEIGHTS, check_numbers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+_BETAS = 2
+
 
 class CodedOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that updates many parameters of a group in one call of an op.
@@ -121,10 +123,7 @@ class CodedOptimizer(torch.optim.Optimizer, ABC):
 
     def _check_group(self, group: dict[str, Any], place: int) -> None:
         name = type(self).__name__
-        check_rate(name, group["lr"])
-        first, second = group["betas"]
-        numbers = {option: group[option] for option in ("eps", "weight_decay") if option in group}
-        check_numbers(name, beta1=first, beta2=second, **numbers)
+        check_options(name, group)
         for index, param in enumerate(group["params"]):
             if param.requires_grad and param.dtype not in WEIGHTS:
                 msg = (
@@ -178,6 +177,20 @@ def _rate(lr: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     if isinstance(lr, torch.Tensor):
         return lr.detach().to(device, torch.float32).reshape(())
     return torch.full((), lr, dtype=torch.float32, device=device)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that is out of range."""
+    check_rate(name, options["lr"])
+    betas, seed = options["betas"], options["seed"]
+    if len(betas) != _BETAS:
+        msg = f"{name}: betas must be two numbers in [0, 1) (got {betas})"
+        raise ValueError(msg)
+    if not isinstance(seed, int) or not -(1 << 63) <= seed < 1 << 63:
+        msg = f"{name}: seed must be an integer of 64 bits (got {seed})"
+        raise ValueError(msg)
+    numbers = {option: options[option] for option in ("eps", "weight_decay") if option in options}
+    check_numbers(name, beta1=betas[0], beta2=betas[1], **numbers)
 
 
 def check_rate(name: str, lr: float | torch.Tensor) -> None:

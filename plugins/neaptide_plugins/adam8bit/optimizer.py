@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neaptide_kernels.adam8bit import adam8bit_step, new_state
-from neaptide_kernels.state_codes.lists import check_numbers
-from neaptide_kernels.state_codes.optimizer import CodedOptimizer, check_rate
+from neaptide_kernels.state_codes.optimizer import CodedOptimizer, check_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,13 +40,9 @@ class Adam8bit(CodedOptimizer):
         weight_decay: float = 1e-2,
         seed: int = 0,
     ) -> None:
-        check_rate("Adam8bit", lr)
-        first, second = betas
-        check_numbers("Adam8bit", beta1=first, beta2=second, eps=eps, weight_decay=weight_decay)
-        super().__init__(
-            params,
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed},
-        )
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
+        check_options("Adam8bit", options)
+        super().__init__(params, options)
 
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the state of `param` before the first step; all its tensors are 0."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from neaptide_kernels.lion8bit import lion8bit_step, new_state
-from neaptide_kernels.state_codes.lists import check_numbers
-from neaptide_kernels.state_codes.optimizer import CodedOptimizer, check_rate
+from neaptide_kernels.state_codes.optimizer import CodedOptimizer, check_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +38,9 @@ class Lion8bit(CodedOptimizer):
         weight_decay: float = 0.0,
         seed: int = 0,
     ) -> None:
-        check_rate("Lion8bit", lr)
-        first, second = betas
-        check_numbers("Lion8bit", beta1=first, beta2=second, weight_decay=weight_decay)
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "seed": seed}
-        )
+        options = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "seed": seed}
+        check_options("Lion8bit", options)
+        super().__init__(params, options)
 
     def new_state(self, param: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the state of `param` before the first step; all its tensors are 0."""

@@ -17,11 +17,12 @@ NS_DTYPES = ("auto", "float32", "bfloat16")
 SCALES = ("match_rms_adamw", "original")
 _MATRIX = 2
 """Dimensions of a matrix."""
+_BETAS = 2
 
 
 def out_of_range(group: Mapping[str, Any]) -> dict[str, bool]:
     """Return for each option of a group whether its value is out of range."""
-    beta1, beta2 = group["betas"]
+    betas = group["betas"]
     return {
         "kind": group["kind"] not in KINDS,
         "lr": not 0.0 <= float(group["lr"]) < math.inf,
@@ -33,7 +34,7 @@ def out_of_range(group: Mapping[str, Any]) -> dict[str, bool]:
         "scale": group["scale"] not in SCALES,
         "split": not group["split"] or min(group["split"]) < 1,
         "weight_decay": not 0.0 <= group["weight_decay"] < math.inf,
-        "betas": not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0),
+        "betas": len(betas) != _BETAS or not all(0.0 <= beta < 1.0 for beta in betas),
         "eps": not 0.0 < group["eps"] < math.inf,
     }
 

@@ -230,7 +230,11 @@ class ForeachOptimizer(torch.optim.Optimizer, ABC):
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
             msg = f"{name}: Tensor lr must be 1-element (got {list(lr.shape)})"
             raise ValueError(msg)
-        wrong = {"rounding": group["rounding"] not in ROUNDINGS, "seed": group["seed"] < 0}
+        seed = group["seed"]
+        wrong = {
+            "rounding": group["rounding"] not in ROUNDINGS,
+            "seed": not isinstance(seed, int) or not 0 <= seed < 1 << 32,
+        }
         for option, is_wrong in (self.out_of_range(group) | wrong).items():
             if is_wrong:
                 msg = f"{name}: {option} is out of range (got {group[option]!r})"

@@ -85,6 +85,23 @@ def test_a_wrong_rate_is_refused_in_one_line(kind: Kind, lr: float) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("seed", 1.5), ("seed", 1 << 64), ("betas", (0.9,)), ("betas", (0.9,) * 4)],
+)
+def test_a_wrong_option_is_refused_in_one_line(kind: Kind, option: str, value: Any) -> None:
+    probe = kind.make(weights(), **kind.options)
+    for groups, more in (
+        (weights(), {option: value}),
+        ([{"params": weights(), option: value}], {}),
+    ):
+        if option not in probe.defaults:
+            continue
+        with pytest.raises(ValueError, match=rf"^{type(probe).__name__}: {option}") as caught:
+            kind.make(groups, **kind.options, **more)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("option", ["foreach", "fused", "differentiable", "capturable", "maximize"])
 def test_an_option_of_torch_that_it_lacks_is_refused(kind: Kind, option: str) -> None:
     with pytest.raises(TypeError, match=option):

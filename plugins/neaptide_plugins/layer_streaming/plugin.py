@@ -161,15 +161,30 @@ class LayerStreaming(Plugin[LayerStreamingConfig]):
         ) -> None:
             if streaming.settings.mode != "graph":
                 check_graph(streaming.blocks, loss)
-            with (
-                explained(streaming, f"{phase.name}, backward"),
-                told_outside(streaming.blocks),
-                streaming.gradients.permission.final(),
-            ):
-                following(phase=phase, loss=loss, **arguments)
-                streaming.gradients.flush()
+            try:
+                with (
+                    explained(streaming, f"{phase.name}, backward"),
+                    told_outside(streaming.blocks),
+                    streaming.gradients.permission.final(),
+                ):
+                    following(phase=phase, loss=loss, **arguments)
+                    streaming.gradients.flush()
+            except BaseException:
+                self._tell_half_updated()
+                raise
 
         return gathered
+
+    def _tell_half_updated(self) -> None:
+        """After an error in a backward, warn if it has updated some weights."""
+        applying = self._streaming().applying
+        if applying is not None and applying.stepped:
+            self._run.log.warning(
+                "streaming.half_updated",
+                updated=len(applying.stepped),
+                hint="the backward ended after it had updated these weights; load a checkpoint "
+                "before training goes on, or use update = 'after_backward'",
+            )
 
     @hookimpl
     def around_forward(self) -> AroundForward:

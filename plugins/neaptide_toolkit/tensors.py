@@ -70,14 +70,14 @@ def _collect(values: Iterable[Any], found: list[torch.Tensor]) -> None:
             _collect(value.values() if isinstance(value, dict) else value, found)
 
 
-def laid_out_as(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return `gradient` with the strides of `weight`; a sparse one as it is.
+def laid_out_as(weight: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return `tensor`, of the shape of `weight`, with its strides; a sparse one as it is.
 
     A fused step of torch on a CPU ignores strides, and on CUDA refuses others.
     """
-    if gradient.layout != torch.strided or gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
+    if tensor.layout != torch.strided or tensor.stride() == weight.stride():
+        return tensor
+    return torch.empty_like(weight, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def tier_of(device: torch.device, compute: torch.device) -> Tier:

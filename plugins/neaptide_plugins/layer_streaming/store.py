@@ -9,7 +9,13 @@ import torch
 
 from neaptide import ParameterStore, Span
 from neaptide.norms import gradient_norm
-from neaptide_toolkit.offload import Evictions, evictable_state, evictable_weights, lent_entry
+from neaptide_toolkit.offload import (
+    Evictions,
+    evictable_state,
+    evictable_weights,
+    lay_out_state,
+    lent_entry,
+)
 from neaptide_toolkit.offload.gradients import FiniteCheck, norm_of_all, scale_all
 from neaptide_toolkit.tensors import tier_of
 
@@ -235,5 +241,6 @@ class StreamedStore(ParameterStore):
         """Load `state`, and copy it to the host buffers of the streamed optimizer state."""
         self.drain()
         super().load_optimizer_state_dict(state, read)
+        lay_out_state(self.optimizer)
         if self.streaming.updates is not None:
             self.streaming.updates.adopt()

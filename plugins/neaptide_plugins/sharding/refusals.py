@@ -76,8 +76,25 @@ def check_stage(
             f"True`), so a process cannot update some rows of it; {way_out}"
         )
     problems += [f"{problem}; {way_out}" for problem in _undivided(model, stage)]
+    if stage == 1:
+        problems += _scattered(model, optimizer)
     if problems:
         raise ConfigError(*problems[:4])
+
+
+def _scattered(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """Yield which weights a fused step cannot take: it takes rows in the order of memory."""
+    groups = (group["params"] for group in optimizer.param_groups if group.get("fused"))
+    fused = {id(parameter) for group in groups for parameter in group}
+    for name, parameter in model.named_parameters():
+        rows = parameter.detach()[:2] if parameter.ndim else parameter
+        together = rows.stride() == torch.empty_like(rows, device="meta").stride()
+        if id(parameter) in fused and not together:
+            yield (
+                f"rows of the weight {name!r} are not together in memory, and a fused step takes "
+                f"them so; build {type(optimizer).__name__} with fused = False "
+                f"(optimizer.options.fused)"
+            )
 
 
 def _undivided(model: nn.Module, stage: Stage) -> Iterator[str]:

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from neaptide.tensors import mapped
+from neaptide_toolkit.tensors import laid_out_as
 
 from .meetings import LoanRequest
 from .rows import RowShare, gathered, is_part, part_of_entry, stand_in
@@ -138,8 +139,17 @@ class StateParts:
             saved[index] = held
         self.optimizer.load_state_dict({**state, "state": saved})
         for index, span in numbered.items():
-            loaded = self.optimizer.state.get(self.parameters[span.name], {})
+            loaded = self._entry(span.name)
             for key, value in saved.get(index, {}).items():
                 if isinstance(value, torch.Tensor) and isinstance(loaded.get(key), torch.Tensor):
                     # The optimizer's own method casts state to the parameter's dtype.
-                    loaded[key] = value.to(loaded[key].device, copy=True)
+                    own = value.to(loaded[key].device, copy=True)
+                    loaded[key] = self._laid_out(span.name, own)
+
+    def _laid_out(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return rows of state with the strides of the weight's rows; see `lay_out_state`."""
+        parameter = self.parameters[name]
+        if parameter.is_contiguous():
+            return value
+        rows = self.rows[name].own(parameter.detach())
+        return laid_out_as(rows, value) if rows.shape == value.shape else value

@@ -17,7 +17,7 @@ from .host_lanes import DirectLane, ThreadLane
 from .host_memory import PIECE, Slab, lies_in_slab, slab_bytes
 from .lanes import Copies, Lane, StreamLane, computed, current, lane_for
 from .layout import BufferLayout, Place
-from .lending import evictable_state, evictable_weights, lent_entry
+from .lending import evictable_state, evictable_weights, lay_out_state, lent_entry
 from .pages import mapped_slabs
 from .storages import as_bytes, evictable, tensors_in, users
 from .tickets import DONE, Listener, Ticket
@@ -47,6 +47,7 @@ __all__ = [
     "evictable_weights",
     "is_whole",
     "lane_for",
+    "lay_out_state",
     "lent_entry",
     "lies_in_slab",
     "mapped_slabs",

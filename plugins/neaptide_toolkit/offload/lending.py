@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from neaptide_toolkit.tensors import laid_out_as
+
 from .storages import SMALLEST, evictable, tensors_in
 
 if TYPE_CHECKING:
@@ -53,6 +55,17 @@ def lent_entry(
         optimizer.state[parameter] = entry
     else:
         optimizer.state.pop(parameter, None)
+
+
+def lay_out_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give loaded state of a weight's shape the strides of the weight, as when it was made.
+
+    A checkpoint has no strides, and a fused step takes weight and state in the order of memory.
+    """
+    for parameter, entry in optimizer.state.items():
+        for key, value in entry.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                entry[key] = laid_out_as(parameter, value)
 
 
 def evictable_state(

@@ -14,7 +14,7 @@ from neaptide_toolkit.tensors import tier_of
 
 from .evicted import Evictions, is_whole
 from .gradients import ONE, FiniteCheck, lay_out, norm_of_all, scale_all
-from .lending import evictable_state, evictable_weights, lent_entry
+from .lending import evictable_state, evictable_weights, lay_out_state, lent_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -122,6 +122,11 @@ class ResidentStore(ParameterStore):
         self._evicted.show()
         with lent_entry(self.optimizer, self.parameters[span.name], mode, on) as state:
             yield state
+
+    def load_optimizer_state_dict(self, state: dict[str, Any], read: Any = None) -> None:
+        """Load `state`; what has a weight's shape gets the weight's strides."""
+        super().load_optimizer_state_dict(state, read)
+        lay_out_state(self.optimizer)
 
     def evictable(self, spans: Collection[Span], *, of: Leaves = "weight") -> Evictable:
         """Return the storages that only the weights (or the optimizer state) of `spans` use."""

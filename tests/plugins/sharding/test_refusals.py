@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from neaptide import ConfigError, HybridTrainer
 from neaptide_plugins.sharding.config import ShardingConfig
 from neaptide_plugins.sharding.refusals import check, check_stage
+from neaptide_plugins.sharding.state_parts import StateParts
 
 if TYPE_CHECKING:
     from neaptide_plugins.sharding.config import Stage
@@ -79,6 +82,44 @@ def test_a_model_that_cannot_be_divided_is_refused_in_one_line(
             check_stage(run, model, optimizer, ShardingConfig(stage=stage))
     assert 1 == len(str(caught.value).splitlines())
     assert 'set stage = "replicate"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fused", "case", "refused"),
+    [
+        (True, "transposed", True),
+        (False, "transposed", False),
+        (True, "", False),
+    ],
+)
+def test_a_fused_step_takes_no_rows_that_are_apart_in_memory(
+    *, fused: bool, case: str, refused: bool
+) -> None:
+    model = Scaled(case).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    with HybridTrainer(model, optimizer, loss_fn=lambda net, batch: net(batch)) as trainer:
+        run, own = trainer._session.run, ShardingConfig(stage=1)
+        if not refused:
+            check_stage(run, model, optimizer, own)
+            return
+        with pytest.raises(ConfigError, match=r"rows of the weight .* are not together"):
+            check_stage(run, model, optimizer, own)
+
+
+def test_loaded_rows_of_state_have_the_strides_of_the_weights_rows() -> None:
+    weight = nn.Conv2d(4, 6, 3).to(DEVICE, memory_format=torch.channels_last).weight
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    saved = deepcopy(optimizer.state_dict())
+    for name in ("exp_avg", "exp_avg_sq"):
+        saved["state"][0][name] = saved["state"][0][name].contiguous()
+    ranks: Any = SimpleNamespace(rank=1, size=2)
+    span: Any = SimpleNamespace(name="weight")
+    StateParts.of(optimizer, {"weight": weight}, ranks).load(saved, None, {0: span})
+    loaded = optimizer.state[weight]["exp_avg"]
+    assert (weight[3:].stride(), 3) == (loaded.stride(), len(loaded))
+    assert torch.equal(saved["state"][0]["exp_avg"][3:], loaded)
 
 
 @pytest.mark.parametrize("kind", [Whole, ByElement])

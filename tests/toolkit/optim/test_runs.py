@@ -98,3 +98,25 @@ def test_it_leaves_another_optimizer_alone(optimizer: dict[str, Any]) -> None:
     with HybridTrainer(task.model, task.optimizer, loss_fn=tiny_loss, plugins=plugins) as trainer:
         trainer.step(task.batches[0])
         assert task.optimizer is trainer.optimizer
+
+
+def test_a_loaded_state_has_the_strides_of_its_weight(
+    optimizer: dict[str, Any], tmp_path: Path
+) -> None:
+    """A checkpoint has no strides, and torch rounds otherwise where strides differ."""
+
+    def trainer() -> HybridTrainer:
+        net = torch.nn.Linear(7, 10, bias=False).to(DEVICE)
+        net.weight = torch.nn.Parameter(net.weight.detach().mT.contiguous().mT)
+        settings = {"optimizer": optimizer}
+        return HybridTrainer(net, loss_fn=lambda net, x: net(x).square().mean(), config=settings)
+
+    def strides(trainer: HybridTrainer) -> list[Any]:
+        states = trainer.optimizer.state.values()
+        return [value.stride() for state in states for value in state.values()]
+
+    with trainer() as before, trainer() as after:
+        before.step(torch.ones(4, 7, device=DEVICE))
+        before.save(tmp_path / "saved")
+        after.load(tmp_path / "saved")
+        assert strides(before) == strides(after)

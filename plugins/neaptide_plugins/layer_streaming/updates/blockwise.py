@@ -190,7 +190,7 @@ class Updates:
         done, leave = computed(self._device), block.leaving(block.slot)
         ticket = left = self._outwards.submit(f"write back {block.name}", leave, (done,))
         if home.slot is not None:
-            left = self._slots.leave(home, ticket)  # who waits for it learns of either error
+            left = self._slots.leave(home, done=ticket)  # who waits for it learns of either error
         self._residency.leaving(block, ticket, left)
 
     def _forget(self, block: Block, home: StateBuffer) -> None:

@@ -134,10 +134,8 @@ class StreamedStore(ParameterStore):
         """
         there = self._device if self.streaming.settings.on_device else None
         gradients = self._gradients()
-        if all(gradient.is_cpu and there in {None, gradient.device} for gradient in gradients):
-            norm = norm_of_all(gradients)
-        else:
-            norm = gradient_norm(self, there)
+        in_ram = all(one.is_cpu and there in {None, one.device} for one in gradients)
+        norm = norm_of_all(gradients) if in_ram else gradient_norm(self, there)
         if self.streaming.applying is None:
             return norm
         self._rest_norm = norm

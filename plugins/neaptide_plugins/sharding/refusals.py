@@ -87,9 +87,10 @@ def _scattered(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[s
     groups = (group["params"] for group in optimizer.param_groups if group.get("fused"))
     fused = {id(parameter) for group in groups for parameter in group}
     for name, parameter in model.named_parameters():
-        rows = parameter.detach()[:2] if parameter.ndim else parameter
-        together = rows.stride() == torch.empty_like(rows, device="meta").stride()
-        if id(parameter) in fused and not together:
+        if id(parameter) not in fused or not parameter.ndim:
+            continue
+        rows = parameter.detach()[:2]
+        if rows.stride() != torch.empty_like(rows, device="meta").stride():
             yield (
                 f"rows of the weight {name!r} are not together in memory, and a fused step takes "
                 f"them so; build {type(optimizer).__name__} with fused = False "
